@@ -1,0 +1,140 @@
+"""An agent as declared: instructions, tools with their policies, limits. Written in YAML by people."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
+
+from contracts.limit import (
+    HARD_TOOL_RESULT_BYTES,
+    MAX_PARALLEL_TOOL_CALLS,
+    MAX_TOOL_RESULT_BYTES,
+    MAX_TOOLS,
+)
+from contracts.message import Frozen, Message
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+ImportPath = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=200)
+]
+
+
+class OnFailure(StrEnum):
+    """What a tool call's permanent failure does: the model is told, or the job fails."""
+
+    TELL_MODEL = "tell_model"
+    FAIL_JOB = "fail_job"
+
+
+class RetryPolicy(Frozen):
+    """Bounded retries of a tool call's transient failures, with exponential backoff."""
+
+    max_attempts: int = Field(4, ge=1, le=20)
+    initial_interval: timedelta = timedelta(seconds=1)
+    max_interval: timedelta = timedelta(seconds=30)
+    backoff: float = Field(2.0, ge=1.0, le=10.0)
+
+
+class ToolPolicy(Frozen):
+    """How one tool may be used by one agent.
+
+    `after` and `max_calls` narrow what the model may choose at each turn: the tool is offered only
+    once every tool in `after` has answered in this job, and at most `max_calls` times. The choice
+    is enforced by the grammar of the model's output, so a small model cannot choose wrong.
+    """
+
+    after: tuple[Name, ...] = ()
+    max_calls: int | None = Field(None, ge=1)
+    timeout: timedelta = timedelta(seconds=60)
+    """Start to close of one attempt."""
+    queue_timeout: timedelta = timedelta(minutes=10)
+    """Schedule to start: how long a call may wait for a tool worker."""
+    retry: RetryPolicy = RetryPolicy()
+    max_result_bytes: int = Field(MAX_TOOL_RESULT_BYTES, ge=1, le=HARD_TOOL_RESULT_BYTES)
+    on_failure: OnFailure = OnFailure.TELL_MODEL
+
+
+class ToolRef(ToolPolicy):
+    """A tool as an agent file names it: a plain Python function and the policy of its use."""
+
+    function: ImportPath
+    name: Name | None = None
+    """The name the model sees; the function's own name if not given."""
+
+    @property
+    def tool_name(self) -> str:
+        """The name the model sees."""
+        return self.name or self.function.rpartition(":")[2]
+
+
+class ToolSchema(Frozen):
+    """What the model is told of a tool: name, description, JSON schema of its arguments object."""
+
+    name: Name
+    description: str
+    arguments: dict[str, JsonValue]
+
+
+class Sampling(Frozen):
+    """How tokens are sampled; `max_tokens` bounds one LLM step's output."""
+
+    temperature: float = Field(0.0, ge=0.0, le=2.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    seed: int | None = 0
+    max_tokens: int = Field(256, ge=1, le=32_768)
+
+
+class Limits(Frozen):
+    """What one job may use before it is stopped, with a reason, instead of going on."""
+
+    max_turns: int = Field(16, ge=1, le=1_000)
+    max_tokens: int = Field(100_000, ge=1)
+    """Prompt tokens not served from cache, plus generated tokens, over the whole job."""
+    max_tool_calls: int = Field(64, ge=0, le=10_000)
+    max_wall_time: timedelta = timedelta(hours=24)
+
+
+class AgentSpec(Frozen):
+    """A declared agent.
+
+    `answer_after` holds the final answer back until those tools have answered. `examples` are
+    few-shot messages that stand between the instructions and the user's input.
+    """
+
+    name: Name
+    instructions: str = Field(min_length=1)
+    model: Name | None = None
+    """Served model name; the stack's default model if not given."""
+    tools: tuple[ToolRef, ...] = Field((), max_length=MAX_TOOLS)
+    answer_after: tuple[Name, ...] = ()
+    max_parallel_tool_calls: int = Field(1, ge=1, le=MAX_PARALLEL_TOOL_CALLS)
+    examples: tuple[Message, ...] = ()
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits()
+
+    @field_validator("tools")
+    @classmethod
+    def _tool_names_are_unique(cls, tools: tuple[ToolRef, ...]) -> tuple[ToolRef, ...]:
+        names = [tool.tool_name for tool in tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two tools are named {name!r}; give one of them another `name`")
+        return tools
+
+    @model_validator(mode="after")
+    def _named_tools_exist(self) -> AgentSpec:
+        known = {tool.tool_name for tool in self.tools}
+        for tool in self.tools:
+            for name in tool.after:
+                if name not in known or name == tool.tool_name:
+                    raise ValueError(f"tool {tool.tool_name!r}: `after` names {name!r}, "
+                                     f"which is not another tool of this agent")
+        for name in self.answer_after:
+            if name not in known:
+                raise ValueError(f"`answer_after` names {name!r}, which is not a tool of this agent")
+        return self
+
+

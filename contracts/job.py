@@ -1,0 +1,79 @@
+"""One job: one execution of an agent, from its input to its answer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from contracts.agent import AgentSpec
+from contracts.llm_step import Usage
+from contracts.message import ContextRef, Frozen
+
+
+class AgentJobInput(Frozen):
+    """Start input of `AgentWorkflow`. The workflow id is the job id."""
+
+    agent: AgentSpec
+    input: str = Field(min_length=1)
+    model: str
+    """Served model name, resolved by the client from the agent or the stack's default."""
+    tenant: str = "default"
+    priority: int = Field(3, ge=1, le=5)
+
+
+class JobStatus(StrEnum):
+    """How a job stands, as people see it."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    """A limit of the agent was reached; `stop_reason` names it."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TERMINATED = "terminated"
+
+
+class StopReason(StrEnum):
+    """Why a job that returned has ended."""
+
+    ANSWERED = "answered"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    MAX_TOOL_CALLS = "max_tool_calls"
+    MAX_WALL_TIME = "max_wall_time"
+
+
+class AgentJobResult(Frozen):
+    """Result of `AgentWorkflow`; `answer` is None when a limit stopped the job before one."""
+
+    answer: str | None
+    stop_reason: StopReason
+    turns: int
+    llm_steps: int
+    tool_calls: int
+    usage: Usage
+
+
+class JobProgress(Frozen):
+    """Answer of the `progress` query: what the job is doing now, in one line."""
+
+    turns: int
+    llm_steps: int
+    tool_calls: int
+    doing: str
+    usage: Usage
+
+
+class OpenJobInput(Frozen):
+    """Input of the `open_job` activity, which pins what the whole job uses."""
+
+    job_id: str
+    agent: AgentSpec
+
+
+class OpenJobResult(Frozen):
+    """What `open_job` stored: the opening conversation and the toolset's hash, if there are tools."""
+
+    context: ContextRef
+    toolset: str | None

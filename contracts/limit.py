@@ -1,0 +1,22 @@
+"""Every limit on size and count that contracts carry, in one place, each with its unit and reason."""
+
+MAX_INPUT_BYTES = 1_000_000
+"""A job's input text. Temporal refuses payloads over 2 MB; the rest of the start input needs room."""
+
+MAX_AGENT_FILE_BYTES = 256_000
+"""An agent's YAML file, instructions and few-shot examples included."""
+
+MAX_TOOL_RESULT_BYTES = 256_000
+"""Default limit on one tool result; a tool's policy may set less or more, up to the next limit."""
+
+HARD_TOOL_RESULT_BYTES = 1_000_000
+"""No policy may let a tool result grow past this: it must fit a Temporal payload with room."""
+
+MAX_TOOLS = 64
+"""Tools of one agent: more do not fit a small model's context window."""
+
+MAX_PARALLEL_TOOL_CALLS = 32
+"""Tool calls that one assistant message may ask for."""
+
+MAX_STEP_FAILURES = 3
+"""Typed failures of one LLM step (stall, invalid output) before it fails for good."""

@@ -1,0 +1,73 @@
+"""The conversation: messages, tool calls, and the reference that names a stored conversation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic_core import to_json
+
+
+class Frozen(BaseModel):
+    """Base of all contracts: immutable, and a key nobody declared is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Role(StrEnum):
+    """Who speaks, in the words of chat templates."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class ToolCall(Frozen):
+    """One call the model asked for; `id` is stable over retries and replays (the idempotency key)."""
+
+    id: str
+    tool: str
+    arguments: dict[str, JsonValue]
+
+
+class Message(Frozen):
+    """One message of a conversation.
+
+    An assistant message keeps the text exactly as generated in `content`; `tool_calls` is what was
+    parsed from it. A tool message answers the call `tool_call_id` of the tool named `tool`.
+    """
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    tool: str | None = None
+
+
+class ContextRef(Frozen):
+    """Names a stored conversation: the hash of its last message, and the token run that made it.
+
+    `token_run` is the id of the LLM step whose tokens end the conversation: equal text can have
+    different sampled tokens, so the text's hash alone does not name them. It is None while no
+    model has spoken.
+    """
+
+    head: str
+    token_run: str | None = None
+
+
+def content_hash(value: Any) -> str:
+    """Return the hex SHA-256 of a JSON-able value's canonical form (keys sorted, no spaces)."""
+    canonical = json.dumps(
+        json.loads(to_json(value)), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def node_hash(parent: str | None, message: Message) -> str:
+    """Return the hash that names `message` after the conversation that ends in `parent`."""
+    return content_hash({"parent": parent, "message": message.model_dump(mode="json")})

@@ -1,0 +1,34 @@
+"""One tool call: what the workflow asks of a tool worker, and what comes back."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from contracts.agent import ToolRef
+from contracts.message import Frozen, ToolCall
+
+
+class ToolOutcome(StrEnum):
+    """How a tool call that returns has ended; failures that fail the job are raised instead."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The tool said no, or failed for good and the policy is to tell the model: `content` says why."""
+
+
+class CallToolInput(Frozen):
+    """Input of the `call_tool` activity. `call.id` is the idempotency key."""
+
+    job_id: str
+    call: ToolCall
+    tool: ToolRef
+
+
+class CallToolResult(Frozen):
+    """Result of the `call_tool` activity: `content` is what the model reads."""
+
+    call_id: str
+    outcome: ToolOutcome
+    content: str
+    duration_s: float
+    """Seconds inside the tool itself, in the attempt that counted."""
