@@ -1,0 +1,144 @@
+"""The engine as the service sees it: token ids in, token ids out, in batches it forms itself.
+
+One conformance suite (`tests/engine`) holds for every implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from contracts.error import MusterError, UnavailableError
+from contracts.llm_step import FinishReason
+
+
+class EngineRequestError(MusterError):
+    """The engine refuses this request and always will (too long, bad schema)."""
+
+
+class EngineDeadError(UnavailableError):
+    """The engine process is gone or broken; every request in it is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapacity:
+    """What the engine can hold at once. `kv_tokens` is the KV cache's size in tokens."""
+
+    max_num_seqs: int
+    kv_tokens: int
+    block_size: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One generation: `prompt_token_ids` (non-empty) in, at most `max_tokens` sampled ids out.
+
+    With `json_schema` the output is constrained to that schema. `priority`: lower is earlier.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = 0
+    json_schema: dict[str, Any] | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTiming:
+    """Where a finished request's time went, in seconds, from the engine's monotonic clock."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """A piece of one generation: the ids sampled since the piece before.
+
+    The sampled end-of-turn id, if any, is among `token_ids`. `num_cached_tokens` is the part of
+    the prompt that the prefix cache held, known from the first piece on. `finish_reason` and
+    `timing` are set on the last piece only.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    timing: EngineTiming | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot: requests running and waiting in the engine, share of KV blocks referenced."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+
+
+class ChatTokenizer(Protocol):
+    """The served model's tokenizer and chat template, as pure functions.
+
+    `digest` changes whenever the vocabulary or the template does.
+    """
+
+    digest: str
+    eos_token_id: int
+    """Ends an assistant's turn."""
+    special_tokens: tuple[str, ...]
+    """Texts that would become control tokens if encoded with `split_special=False`."""
+
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        """Render `{"role", "content"}` messages with the chat template."""
+        ...
+
+    def encode(self, text: str, *, split_special: bool) -> list[int]:
+        """Return token ids; no BOS or EOS is added. `split_special` keeps control text inert."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens left out."""
+        ...
+
+
+class Engine(Protocol):
+    """An inference engine. `start` first, `close` last; `generate` as often as wanted between.
+
+    Closing the generator that `generate` returns (or cancelling its consumer) aborts the request;
+    its KV blocks are free after the engine step in progress. Raises `EngineRequestError` for a
+    request that can never run, `EngineDeadError` when the engine is gone.
+    """
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The served model's tokenizer; valid after `start`."""
+        ...
+
+    async def start(self) -> EngineCapacity:
+        """Load the model, warm up (grammar compilation included), and return the capacity."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        """Generate; yields pieces as they come, the last with `finish_reason`."""
+        ...
+
+    def blocks(self, num_tokens: int) -> int:
+        """Return the KV blocks that a sequence of that many tokens occupies."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Return the current load."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise `EngineDeadError` if the engine cannot serve."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine and free its memory; idempotent."""
+        ...
