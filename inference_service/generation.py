@@ -1,0 +1,96 @@
+"""One running LLM step: owned by its step id, not by any attempt that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+from contracts.error import MusterError
+from contracts.llm_step import LLMStepInput, LLMStepResult, StepPhase, Usage
+
+
+class StopCause(StrEnum):
+    """Why a generation was told to stop before its end."""
+
+    CANCELLED = auto()
+    """Its job wants it no more."""
+    ABANDONED = auto()
+    """No attempt waits for it any more, but its job may ask again."""
+    DRAINED = auto()
+    """The replica goes away."""
+
+
+@dataclass(eq=False)
+class Generation:
+    """What the service knows of a running step.
+
+    `attempts` holds the task tokens that wait for it. `usage` counts this epoch; tokens of samples
+    that were not kept stand under `wasted_tokens`. Times are seconds of one monotonic clock.
+    """
+
+    step: LLMStepInput
+    digest: str
+    created_s: float
+    attempts: set[bytes] = field(default_factory=set)
+    epoch: int = 0
+    past: Usage = field(default_factory=Usage)
+    failures: int = 0
+    phase: StepPhase = StepPhase.QUEUED
+    usage: Usage = field(default_factory=Usage)
+    ready_s: float = 0.0
+    dispatched_s: float = 0.0
+    cohort_size: int = 0
+    dispatched: asyncio.Event = field(default_factory=asyncio.Event)
+    rejection: MusterError | None = None
+    stop_cause: StopCause | None = None
+    _task: asyncio.Task[LLMStepResult] | None = None
+    _interruptible: bool = False
+
+    @property
+    def step_id(self) -> str:
+        """The step's id, the same over all attempts."""
+        return self.step.step_id
+
+    @property
+    def task(self) -> asyncio.Task[LLMStepResult]:
+        """The task that generates; it ends with the step's result or one of our errors."""
+        assert self._task is not None
+        return self._task
+
+    def begin(self, task: asyncio.Task[LLMStepResult]) -> None:
+        """Say which task runs this generation."""
+        assert self._task is None
+        self._task = task
+
+    def claimed(self, epoch: int, failures: int, past: Usage) -> None:
+        """Note what the ledger says of the step: this epoch, failures and usage before it."""
+        self.epoch, self.failures, self.past = epoch, failures, past
+
+    def interrupt(self) -> None:
+        """Break off waiting or generating; a claim or a commit in progress is let finish."""
+        if self._interruptible:
+            self._interruptible = False
+            self.task.cancel()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Mark the part of the task that `interrupt` may break off; it raises `Interrupted` then."""
+        if self.stop_cause:
+            raise Interrupted
+        self._interruptible = True
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.stop_cause:
+                raise
+            self.task.uncancel()
+            raise Interrupted from None
+        finally:
+            self._interruptible = False
+
+
+class Interrupted(Exception):
+    """The generation was told to stop; `Generation.stop_cause` says why."""

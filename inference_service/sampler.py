@@ -1,0 +1,97 @@
+"""One sample of a step: drives the engine, watches for silence, counts tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from contracts.agent import Sampling
+from contracts.llm_step import FinishReason, StepPhase, Usage
+from inference_service.dispatcher import Dispatcher
+from inference_service.engine.protocol import Engine, EngineRequest, EngineTiming
+from inference_service.failure import EngineStalledError
+from inference_service.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One finished generation of the engine: sampled ids, why it ended, where its time went."""
+
+    token_ids: array[int]
+    finish_reason: FinishReason
+    timing: EngineTiming
+
+
+class Sampler:
+    """Draws samples from the engine.
+
+    `first_token_gap` bounds the wait from dispatch to the first token (the engine's own queue and
+    prefill), `token_gap` the wait between pieces after that.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        dispatcher: Dispatcher,
+        *,
+        first_token_gap: timedelta,
+        token_gap: timedelta,
+    ) -> None:
+        self._engine = engine
+        self._dispatcher = dispatcher
+        self._first_token_gap_s = first_token_gap.total_seconds()
+        self._token_gap_s = token_gap.total_seconds()
+
+    async def sample(
+        self,
+        generation: Generation,
+        prompt: array[int],
+        sampling: Sampling,
+        schema: dict[str, Any] | None,
+        number: int,
+    ) -> Sample:
+        """Return the step's sample `number` (0 is the first try).
+
+        Counts go to `generation.usage` as they come. Raises `EngineStalledError`,
+        `EngineRequestError`, `EngineDeadError`.
+        """
+        request = EngineRequest(
+            request_id=f"{generation.step_id}#{generation.epoch}.{number}",
+            prompt_token_ids=prompt,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            json_schema=schema,
+            priority=generation.step.hints.priority,
+        )
+        generation.phase = StepPhase.PREFILL
+        token_ids: array[int] = array("i")
+        before = generation.usage
+        async with aclosing(self._engine.generate(request)) as pieces:
+            while True:
+                gap_s = self._token_gap_s if token_ids else self._first_token_gap_s
+                try:
+                    async with asyncio.timeout(gap_s):
+                        piece = await anext(pieces)
+                except TimeoutError:
+                    raise EngineStalledError(
+                        f"the engine gave no token for {gap_s:g} s "
+                        f"({len(token_ids)} of at most {sampling.max_tokens} generated)"
+                    ) from None
+                if piece.token_ids and not token_ids:
+                    generation.phase = StepPhase.DECODE
+                    self._dispatcher.first_token(generation)
+                token_ids.extend(piece.token_ids)
+                generation.usage = before + Usage(
+                    prompt_tokens=len(prompt),
+                    cached_tokens=piece.num_cached_tokens,
+                    completion_tokens=len(token_ids),
+                )
+                if piece.finish_reason is not None:
+                    assert piece.timing is not None
+                    return Sample(token_ids, piece.finish_reason, piece.timing)

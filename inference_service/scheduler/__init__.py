@@ -1,0 +1,1 @@
+"""The ready-cohort scheduler: a state machine without clock, socket or await."""

@@ -1,0 +1,176 @@
+"""Token-exact sessions: the prompt of a step, as token ids, without tokenising anything twice.
+
+Theory of operation. A session's ids only ever grow: the ids of the last step's prompt, the ids
+sampled in answer to it, then the ids of the new messages. The new messages' ids are the suffix of
+a two-render difference: a short made-up conversation is rendered with and without them, and what
+the longer text adds, from just behind the assistant's end of turn on, is tokenised. The cost of a
+step is so that of its new messages. This needs a chat template that is append-only, which is
+checked when the service starts; with any other template the whole conversation is rendered again.
+
+A session lives in memory under its token run, the id of the step that ended it. When it is not
+there (first step, restart, another replica) it comes from the store: the token run's ids, or, when
+this model has none, the messages rendered whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contracts.llm_step import LLMStepInput
+from contracts.message import ContextRef, Message
+from inference_service.engine.protocol import ChatTokenizer
+from inference_service.prompt import ChatMessage, Toolset, chat_messages
+from store.context import ContextStore
+
+log = logging.getLogger(__name__)
+
+_PROBE: list[ChatMessage] = [
+    {"role": "system", "content": "Probe."},
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "Two."},
+]
+_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
+_MAX_OPENINGS = 1_024
+"""Opening conversations kept in memory: each agent has one, however many jobs it has."""
+_MAX_INLINE_CHARACTERS = 8_192
+"""Texts up to this length are tokenised at once; longer ones in a thread, off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt of one step. `token_ids[:base_length]` is the token run `parent`, unchanged."""
+
+    token_ids: array[int]
+    base_length: int
+    parent: str | None
+
+
+class Sessions:
+    """Resolves contexts to token ids; keeps the live sessions' ids within `max_tokens` in memory."""
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, contexts: ContextStore, *, max_tokens: int = 8_000_000
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._contexts = contexts
+        self._max_tokens = max_tokens
+        self._live: OrderedDict[str, array[int]] = OrderedDict()
+        self._live_tokens = 0
+        self._openings: OrderedDict[str, list[Message]] = OrderedDict()
+        self._probe_end = self._end_of_turn(_PROBE)
+        self.append_only = self._is_append_only()
+        if not self.append_only:
+            log.warning("the chat template is not append-only: each step renders its whole prompt")
+
+    async def resolve(self, step: LLMStepInput, toolset: Toolset) -> Prompt:
+        """Return the step's prompt. Raises `BadInputError` if the store lacks its base."""
+        run = step.base.token_run if step.base else None
+        base = await self._base(run) if run else None
+        if base is None or not self.append_only:
+            return await self._rendered_whole(step, toolset, base)
+        chat = chat_messages(step.append, {})
+        ids = base + await self._encode(chat, after_probe=True)
+        return Prompt(ids, len(base), run)
+
+    def keep(self, run: str, token_ids: array[int], *, parent: str | None) -> None:
+        """Keep the ids of the session that ends in step `run`, in place of its `parent`'s."""
+        if parent in self._live:
+            self._live_tokens -= len(self._live.pop(parent))
+        self._live[run] = token_ids
+        self._live_tokens += len(token_ids)
+        while self._live_tokens > self._max_tokens and len(self._live) > 1:
+            _, dropped = self._live.popitem(last=False)
+            self._live_tokens -= len(dropped)
+
+    async def _base(self, run: str) -> array[int] | None:
+        if live := self._live.get(run):
+            self._live.move_to_end(run)
+            return live
+        stored = await self._contexts.load_token_run(run, self._tokenizer.digest)
+        return None if stored is None else array("i", stored)
+
+    async def _rendered_whole(
+        self, step: LLMStepInput, toolset: Toolset, base: array[int] | None
+    ) -> Prompt:
+        messages = [*await self._messages(step.base), *step.append]
+        ids = await self._encode(chat_messages(messages, toolset))
+        if base is not None and (position := _divergence(base, ids)) < len(base):
+            log.warning(
+                "step %s: the prompt differs from its session at token %d of %d",
+                step.step_id, position, len(base),
+            )  # fmt: skip
+        return Prompt(ids, 0, None)
+
+    async def _messages(self, base: ContextRef | None) -> list[Message]:
+        if base is None:
+            return []
+        if known := self._openings.get(base.head):
+            self._openings.move_to_end(base.head)
+            return known
+        messages = await self._contexts.load(base.head)
+        if base.token_run is None:
+            self._openings[base.head] = messages
+            if len(self._openings) > _MAX_OPENINGS:
+                self._openings.popitem(last=False)
+        return messages
+
+    async def _encode(self, chat: list[ChatMessage], *, after_probe: bool = False) -> array[int]:
+        size = sum(len(message["content"]) for message in chat)
+        if size <= _MAX_INLINE_CHARACTERS:
+            return self._encode_chat(chat, after_probe)
+        return await asyncio.to_thread(self._encode_chat, chat, after_probe)
+
+    def _encode_chat(self, chat: list[ChatMessage], after_probe: bool) -> array[int]:
+        """Return the ids of `chat` and the head of the answer; contents never become control."""
+        contents = [message["content"] for message in chat]
+        inert = any(s in text for text in contents for s in self._tokenizer.special_tokens)
+        if inert:
+            chat = [m | {"content": _placeholder(n)} for n, m in enumerate(chat)]
+        probe = _PROBE if after_probe else []
+        text = self._tokenizer.render([*probe, *chat], add_generation_prompt=True)
+        if after_probe:
+            text = text[self._probe_end :]
+        if not inert:
+            return array("i", self._tokenizer.encode(text, split_special=False))
+        ids: array[int] = array("i")
+        for number, part in enumerate(_PLACEHOLDER.split(text)):
+            is_content = number % 2 == 1
+            part = contents[int(part)] if is_content else part
+            ids.extend(self._tokenizer.encode(part, split_special=is_content))
+        return ids
+
+    def _end_of_turn(self, chat: list[ChatMessage]) -> int:
+        """Return where the last end of turn ends in the rendered text, or -1."""
+        text = self._tokenizer.render(chat, add_generation_prompt=False)
+        eos = self._tokenizer.eos_token_id
+        ends = [
+            text.rindex(special) + len(special)
+            for special in self._tokenizer.special_tokens
+            if special in text and self._tokenizer.encode(special, split_special=False) == [eos]
+        ]
+        return max(ends, default=-1)
+
+    def _is_append_only(self) -> bool:
+        if self._probe_end < 0:
+            return False
+        before = self._tokenizer.render(_PROBE, add_generation_prompt=False)[: self._probe_end]
+        longer = [*_PROBE, {"role": "user", "content": "Three?"}]
+        after = self._tokenizer.render(longer, add_generation_prompt=True)
+        return after.startswith(before)
+
+
+def _placeholder(number: int) -> str:
+    return f"\ue000{number}\ue001"
+
+
+def _divergence(base: Sequence[int], ids: Sequence[int]) -> int:
+    for position, (old, new) in enumerate(zip(base, ids, strict=False)):
+        if old != new:
+            return position
+    return min(len(base), len(ids))
