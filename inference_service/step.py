@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,6 @@ from contracts.error import MusterError, UnavailableError
 from contracts.limit import MAX_STEP_FAILURES
 from contracts.llm_step import (
     FinishReason,
-    LLMStepInput,
     LLMStepResult,
     Outcome,
     StepTiming,
@@ -199,8 +199,9 @@ class StepProtocol:
         token_ids = prompt.token_ids + answer.token_ids
         if token_ids[-1] != self._tokenizer.eos_token_id:
             token_ids.append(self._tokenizer.eos_token_id)
+        messages = (*step.append, answer.message)
         head = step.base.head if step.base else None
-        for message in (*step.append, answer.message):
+        for message in messages:
             head = node_hash(head, message)
         assert head is not None
         result = LLMStepResult(
@@ -221,7 +222,7 @@ class StepProtocol:
             tokenizer=self._tokenizer.digest,
             token_ids=token_ids[prompt.base_length :],
         )
-        if not await self._committed(step, result, run):
+        if not await self._committed(result, parent=step.base, append=messages, run=run):
             raise StaleAttemptError(
                 f"LLM step {step.step_id!r}: epoch {generation.epoch} was taken over by a later one"
             )
@@ -229,7 +230,14 @@ class StepProtocol:
         timing = _timing(generation, answer, self._dispatcher.now())
         return result.model_copy(update={"timing": timing})
 
-    async def _committed(self, step: LLMStepInput, result: LLMStepResult, run: TokenRun) -> bool:
+    async def _committed(
+        self,
+        result: LLMStepResult,
+        *,
+        parent: ContextRef | None,
+        append: Sequence[Message],
+        run: TokenRun,
+    ) -> bool:
         """Commit, waiting for a database that is away: the tokens are paid for."""
         give_up_s = self._dispatcher.now() + self._settings.commit_patience.total_seconds()
         pause_s = 0.05
@@ -237,14 +245,14 @@ class StepProtocol:
             try:
                 return await self._ledger.commit(
                     result,
-                    parent=step.base.head if step.base else None,
-                    append=step.append,
+                    parent=parent.head if parent else None,
+                    append=append,
                     run=run,
                 )
             except UnavailableError as error:
                 if self._dispatcher.now() > give_up_s:
                     raise
-                log.warning("step %s waits to be committed: %s", step.step_id, error)
+                log.warning("step %s waits to be committed: %s", result.step_id, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 2.0)
 
@@ -295,13 +303,8 @@ class StepProtocol:
 
 
 def _wasted(usage: Usage) -> Usage:
-    """Return the usage with its generated tokens counted as waste."""
-    return usage.model_copy(
-        update={
-            "completion_tokens": 0,
-            "wasted_tokens": usage.wasted_tokens + usage.completion_tokens,
-        }
-    )
+    """Return the usage with all its generated tokens counted as waste."""
+    return usage.model_copy(update={"wasted_tokens": usage.completion_tokens})
 
 
 def _sum(a: EngineTiming, b: EngineTiming) -> EngineTiming:
