@@ -1,0 +1,92 @@
+"""The simulated KV cache: blocks of fixed size, shared by prefix, evicted by time of release.
+
+As in vLLM: a block that no sequence references stays cached at the tail of one free queue, new
+blocks are taken from its head, and taking a block forgets the prefix it held.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """`num_blocks` KV blocks. A block's key names the whole prefix that ends in it."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._key_of: list[int | None] = [None] * num_blocks
+        self._block_of: dict[int, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks no sequence references, cached or not."""
+        return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks that a sequence references, from 0 to 1."""
+        return 1.0 - len(self._free) / self.num_blocks
+
+    def find(self, keys: Iterable[int]) -> list[int]:
+        """Return the cached blocks of the longest prefix of `keys`; references are unchanged."""
+        found: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def take(self, cached: Sequence[int], num_new: int) -> list[int] | None:
+        """Reference the `cached` blocks and `num_new` others; None, changing nothing, if short.
+
+        Returns the new blocks only.
+        """
+        idle = sum(1 for block in cached if self._references[block] == 0)
+        if num_new > len(self._free) - idle:
+            return None
+        for block in cached:
+            self._free.pop(block, None)
+            self._references[block] += 1
+        return [self._take_oldest() for _ in range(num_new)]
+
+    def name(self, block: int, key: int) -> None:
+        """Make a referenced block findable by `key`, unless another block already is."""
+        assert self._references[block] > 0
+        if key not in self._block_of:
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference of each of a sequence's blocks; its last block is evicted first."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            assert self._references[block] >= 0
+            if self._references[block] == 0:
+                self._free[block] = None
+
+    def reset(self) -> bool:
+        """Forget all cached prefixes; False, changing nothing, while any block is referenced."""
+        if len(self._free) < self.num_blocks:
+            return False
+        self._block_of.clear()
+        self._key_of = [None] * self.num_blocks
+        return True
+
+    def check_integrity(self) -> None:
+        """Assert that the free queue, the references and the names agree."""
+        assert all((self._references[b] == 0) == (b in self._free) for b in range(self.num_blocks))
+        assert all(self._key_of[block] == key for key, block in self._block_of.items())
+
+    def _take_oldest(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        key = self._key_of[block]
+        if key is not None:
+            del self._block_of[key]
+            self._key_of[block] = None
+        self._references[block] = 1
+        return block
