@@ -265,7 +265,7 @@ class AgentWorkflow:
         reschedules = MAX_RESCHEDULES if tool.retry.max_attempts > 1 else 0
         while True:
             try:
-                return await workflow.execute_activity(
+                result: CallToolResult = await workflow.execute_activity(
                     CALL_TOOL,
                     CallToolInput(job_id=workflow.info().workflow_id, call=call, tool=tool),
                     result_type=CallToolResult,
@@ -276,6 +276,8 @@ class AgentWorkflow:
                 if reschedules == 0 or not failure.lost_its_worker(error):
                     raise
                 reschedules -= 1
+            else:
+                return result
 
     def _remaining(self) -> timedelta:
         """Return the wall time that is left, above zero; raises `OutOfTimeError` if none is."""

@@ -11,8 +11,10 @@ from temporalio.exceptions import (
     ApplicationError,
     FailureError,
     RetryState,
-    TimeoutError,
     TimeoutType,
+)
+from temporalio.exceptions import (
+    TimeoutError as ActivityTimeoutError,
 )
 
 from contracts.agent import ToolRef
@@ -38,7 +40,7 @@ def lost_its_worker(error: ActivityError) -> bool:
 
 
 def _timeout(error: ActivityError) -> TimeoutType | None:
-    return error.cause.type if isinstance(error.cause, TimeoutError) else None
+    return error.cause.type if isinstance(error.cause, ActivityTimeoutError) else None
 
 
 def refusal(error: MusterError) -> ApplicationError:
@@ -89,7 +91,7 @@ def tool_cause(tool: ToolRef, error: ActivityError) -> str:
     tries = ""
     if error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED and tool.retry.max_attempts > 1:
         tries = f" ({tool.retry.max_attempts} attempts)"
-    if not isinstance(cause, TimeoutError):
+    if not isinstance(cause, ActivityTimeoutError):
         return _innermost(error) + tries
     match cause.type:
         case TimeoutType.START_TO_CLOSE:
@@ -108,7 +110,7 @@ def tool_cause(tool: ToolRef, error: ActivityError) -> str:
 def _innermost(error: ActivityError) -> str:
     """Return the words of what ended an activity; behind a timeout, those of the last attempt."""
     cause: BaseException | None = error.cause
-    if isinstance(cause, TimeoutError) and isinstance(cause.cause, ApplicationError):
+    if isinstance(cause, ActivityTimeoutError) and isinstance(cause.cause, ApplicationError):
         cause = cause.cause
     words = cause.message if isinstance(cause, FailureError) else str(cause or error)
     return one_line(words, MAX_ERROR_CHARS)
@@ -124,8 +126,8 @@ def _hint(details: Sequence[Any]) -> str:
     for detail in details:
         if isinstance(detail, str):
             return detail
-        if isinstance(detail, dict) and isinstance(detail.get("hint"), str):
-            return detail["hint"]
+        if isinstance(detail, dict) and detail.get("hint"):
+            return str(detail["hint"])
     return ""
 
 
