@@ -21,6 +21,9 @@ ImportPath = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=200)
 ]
 
+Duration = Annotated[timedelta, Field(gt=timedelta(0), le=timedelta(days=366))]
+"""A time Temporal can keep: it refuses zero, negative and very long ones over and over."""
+
 
 class OnFailure(StrEnum):
     """What a tool call's permanent failure does: the model is told, or the job fails."""
@@ -33,8 +36,8 @@ class RetryPolicy(Frozen):
     """Bounded retries of a tool call's transient failures, with exponential backoff."""
 
     max_attempts: int = Field(4, ge=1, le=20)
-    initial_interval: timedelta = timedelta(seconds=1)
-    max_interval: timedelta = timedelta(seconds=30)
+    initial_interval: Duration = timedelta(seconds=1)
+    max_interval: Duration = timedelta(seconds=30)
     backoff: float = Field(2.0, ge=1.0, le=10.0)
 
 
@@ -48,9 +51,9 @@ class ToolPolicy(Frozen):
 
     after: tuple[Name, ...] = ()
     max_calls: int | None = Field(None, ge=1)
-    timeout: timedelta = timedelta(seconds=60)
+    timeout: Duration = timedelta(seconds=60)
     """Start to close of one attempt."""
-    queue_timeout: timedelta = timedelta(minutes=10)
+    queue_timeout: Duration = timedelta(minutes=10)
     """Schedule to start: how long a call may wait for a tool worker."""
     retry: RetryPolicy = RetryPolicy()
     max_result_bytes: int = Field(MAX_TOOL_RESULT_BYTES, ge=1, le=HARD_TOOL_RESULT_BYTES)
@@ -94,7 +97,7 @@ class Limits(Frozen):
     max_tokens: int = Field(100_000, ge=1)
     """Prompt tokens not served from cache, plus generated tokens, over the whole job."""
     max_tool_calls: int = Field(64, ge=0, le=10_000)
-    max_wall_time: timedelta = timedelta(hours=24)
+    max_wall_time: Duration = timedelta(hours=24)
 
 
 class AgentSpec(Frozen):

@@ -1,0 +1,135 @@
+"""Failures of activities, read: what they mean for the job, and the words people and models see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    FailureError,
+    RetryState,
+    TimeoutType,
+)
+from temporalio.exceptions import (
+    TimeoutError as ActivityTimeoutError,
+)
+
+from contracts.agent import ToolRef
+from contracts.error import MusterError
+from workflows.option import HEARTBEAT_TIMEOUT, OPEN_JOB_TIMEOUT
+from workflows.text import MAX_ERROR_CHARS, one_line
+
+
+class OutOfTimeError(Exception):
+    """The job's wall time ended while an activity ran; it never leaves the workflow."""
+
+
+def ran_out_of_time(error: ActivityError) -> bool:
+    """Say whether an activity ended because its schedule-to-close timeout left no more room."""
+    return (
+        error.retry_state is RetryState.TIMEOUT or _timeout(error) is TimeoutType.SCHEDULE_TO_CLOSE
+    )
+
+
+def lost_its_worker(error: ActivityError) -> bool:
+    """Say whether an activity ended because the process that ran it fell silent."""
+    return _timeout(error) is TimeoutType.HEARTBEAT
+
+
+def _timeout(error: ActivityError) -> TimeoutType | None:
+    return error.cause.type if isinstance(error.cause, ActivityTimeoutError) else None
+
+
+def refusal(error: MusterError) -> ApplicationError:
+    """Return the job failure for an error that workflow code itself raised."""
+    return _failure(error.message, error.hint, type(error).__name__)
+
+
+def open_job_failure(error: ActivityError) -> ApplicationError:
+    """Return the job failure for an `open_job` that failed for good: its own words."""
+    cause = error.cause
+    if isinstance(cause, ApplicationError) and not ran_out_of_time(error):
+        return _failure(cause.message, _hint(cause.details), cause.type or "OpenJobFailedError")
+    return _failure(
+        f"the job could not be opened within {_seconds(OPEN_JOB_TIMEOUT)}: {_innermost(error)}",
+        "look at the tool workers and the database with `muster doctor`",
+        "OpenJobFailedError",
+    )
+
+
+def step_failure(step_id: str, error: ActivityError) -> ApplicationError:
+    """Return the job failure for an LLM step that failed for good, with its message and hint."""
+    cause = error.cause
+    if isinstance(cause, ApplicationError):
+        kind, hint = cause.type or "LLMStepFailedError", _hint(cause.details)
+    else:
+        kind, hint = "LLMStepFailedError", ""
+    return _failure(f"LLM step {step_id} failed: {_innermost(error)}", hint, kind)
+
+
+def protocol_failure(step_id: str, found: str) -> ApplicationError:
+    """Return the job failure for a step result that the step protocol does not allow."""
+    return _failure(f"LLM step {step_id} returned {found}", "", "LLMStepFailedError")
+
+
+def tool_failure(tool: ToolRef, error: ActivityError) -> ApplicationError:
+    """Return the job failure for a tool whose policy is `fail_job`, naming tool and cause."""
+    hint = _hint(error.cause.details) if isinstance(error.cause, ApplicationError) else ""
+    return _failure(
+        f"tool {tool.tool_name!r} failed: {tool_cause(tool, error)}",
+        hint or "set `on_failure: tell_model` for the tool to let the model go on without it",
+        "ToolFailedError",
+    )
+
+
+def tool_cause(tool: ToolRef, error: ActivityError) -> str:
+    """Return why a tool call failed for good, in words for people and models."""
+    cause = error.cause
+    tries = ""
+    if error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED and tool.retry.max_attempts > 1:
+        tries = f" ({tool.retry.max_attempts} attempts)"
+    if not isinstance(cause, ActivityTimeoutError):
+        return _innermost(error) + tries
+    match cause.type:
+        case TimeoutType.START_TO_CLOSE:
+            text = f"it took longer than its timeout of {_seconds(tool.timeout)}"
+        case TimeoutType.SCHEDULE_TO_START:
+            text = (
+                f"no tool worker took it within its queue_timeout of {_seconds(tool.queue_timeout)}"
+            )
+        case TimeoutType.HEARTBEAT:
+            text = f"its tool worker was lost (no heartbeat for {_seconds(HEARTBEAT_TIMEOUT)})"
+        case _:
+            text = cause.message
+    return text + tries
+
+
+def _innermost(error: ActivityError) -> str:
+    """Return the words of what ended an activity; behind a timeout, those of the last attempt."""
+    cause: BaseException | None = error.cause
+    if isinstance(cause, ActivityTimeoutError) and isinstance(cause.cause, ApplicationError):
+        cause = cause.cause
+    words = cause.message if isinstance(cause, FailureError) else str(cause or error)
+    return one_line(words, MAX_ERROR_CHARS)
+
+
+def _failure(message: str, hint: str, kind: str) -> ApplicationError:
+    details = (hint,) if hint else ()
+    return ApplicationError(message[:MAX_ERROR_CHARS], *details, type=kind, non_retryable=True)
+
+
+def _hint(details: Sequence[Any]) -> str:
+    """Return the hint among an error's details: their first text, or a mapping's `hint`."""
+    for detail in details:
+        if isinstance(detail, str):
+            return detail
+        if isinstance(detail, dict) and detail.get("hint"):
+            return str(detail["hint"])
+    return ""
+
+
+def _seconds(duration: timedelta) -> str:
+    return f"{duration.total_seconds():g} s"

@@ -1,0 +1,96 @@
+"""How each activity is scheduled: its queue, timeouts, retries, priority and cancellation."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypedDict
+
+from temporalio.common import Priority, RetryPolicy
+from temporalio.workflow import ActivityCancellationType
+
+from contracts.agent import ToolPolicy
+from contracts.job import AgentJobInput
+from contracts.name import TOOLS_QUEUE, continue_queue, start_queue
+
+OPEN_JOB_TIMEOUT = timedelta(minutes=10)
+"""Schedule to close of `open_job`: a tool worker that is away longer fails the job."""
+
+OPEN_JOB_ATTEMPT_TIMEOUT = timedelta(seconds=30)
+"""Start to close of one attempt of `open_job`: it stores a few rows."""
+
+HEARTBEAT_TIMEOUT = timedelta(seconds=30)
+"""Liveness of long activities; they heartbeat from their sixth second on."""
+
+LLM_STEP_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
+)
+"""Attempts are bounded by the job's wall time only: a process killed five times fails no job."""
+
+OPEN_JOB_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
+)
+
+
+class ActivityOptions(TypedDict, total=False):
+    """Keyword arguments of `workflow.start_activity`."""
+
+    task_queue: str
+    schedule_to_close_timeout: timedelta
+    schedule_to_start_timeout: timedelta
+    start_to_close_timeout: timedelta
+    heartbeat_timeout: timedelta
+    retry_policy: RetryPolicy
+    cancellation_type: ActivityCancellationType
+    priority: Priority
+
+
+def priority(job: AgentJobInput) -> Priority:
+    """Return the priority of everything a job asks for, fair between tenants."""
+    return Priority(priority_key=job.priority, fairness_key=job.tenant)
+
+
+def open_job_options(job: AgentJobInput, remaining: timedelta) -> ActivityOptions:
+    """Return the options of `open_job`; `remaining` is the job's wall time that is left."""
+    return ActivityOptions(
+        task_queue=TOOLS_QUEUE,
+        schedule_to_close_timeout=min(OPEN_JOB_TIMEOUT, remaining),
+        start_to_close_timeout=OPEN_JOB_ATTEMPT_TIMEOUT,
+        retry_policy=OPEN_JOB_RETRY,
+        cancellation_type=ActivityCancellationType.TRY_CANCEL,
+        priority=priority(job),
+    )
+
+
+def llm_step_options(
+    job: AgentJobInput, remaining: timedelta, *, is_first: bool
+) -> ActivityOptions:
+    """Return the options of an LLM step; the first of a session waits for room, others do not."""
+    return ActivityOptions(
+        task_queue=start_queue(job.model) if is_first else continue_queue(job.model),
+        schedule_to_close_timeout=remaining,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=LLM_STEP_RETRY,
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        priority=priority(job),
+    )
+
+
+def call_tool_options(
+    job: AgentJobInput, tool: ToolPolicy, remaining: timedelta
+) -> ActivityOptions:
+    """Return the options of a tool call, from its policy."""
+    return ActivityOptions(
+        task_queue=TOOLS_QUEUE,
+        schedule_to_close_timeout=remaining,
+        schedule_to_start_timeout=tool.queue_timeout,
+        start_to_close_timeout=tool.timeout,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=RetryPolicy(
+            initial_interval=tool.retry.initial_interval,
+            backoff_coefficient=tool.retry.backoff,
+            maximum_interval=max(tool.retry.max_interval, tool.retry.initial_interval),
+            maximum_attempts=tool.retry.max_attempts,
+        ),
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        priority=priority(job),
+    )

@@ -1,0 +1,130 @@
+"""One turn: what is done with each call of an assistant message, and the messages that answer it.
+
+Every call gets exactly one tool message, in the order of the calls, whatever the model asked for:
+a call that may not be made is answered with an error text instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic_core import to_json
+
+from contracts.agent import AgentSpec, ToolRef
+from contracts.llm_step import OutputForm
+from contracts.message import Message, Role, ToolCall
+from workflows.offer import calls_left, held_back_by
+from workflows.state import JobState
+from workflows.text import one_line
+
+MAX_APPEND_BYTES = 1_500_000
+"""Messages that one LLM step appends, as JSON: Temporal refuses payloads over 2 MB."""
+
+MAX_NAME_CHARS = 80
+"""A tool name the model made up is shown no longer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeCall:
+    """The call is made, under the policy of `tool`."""
+
+    call: ToolCall
+    tool: ToolRef
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseCall:
+    """The call is not made; the model reads `error` in place of a result."""
+
+    call: ToolCall
+    error: str
+
+
+def plan_calls(
+    calls: Sequence[ToolCall], form: OutputForm, agent: AgentSpec, state: JobState
+) -> list[MakeCall | RefuseCall]:
+    """Return what to do with each of `calls`, in their order; `form` is what was offered."""
+    known = {tool.tool_name: tool for tool in agent.tools}
+    made: Counter[str] = Counter()
+    seen: set[str] = set()
+    plan: list[MakeCall | RefuseCall] = []
+    for call in calls:
+        error = _error(call, known, form, agent, state, made)
+        if not error and call.id in seen:
+            error = f"error: the call id {one_line(call.id, MAX_NAME_CHARS)!r} is used twice"
+        seen.add(call.id)
+        if error:
+            plan.append(RefuseCall(call, error))
+        else:
+            made[call.tool] += 1
+            plan.append(MakeCall(call, known[call.tool]))
+    return plan
+
+
+def _error(
+    call: ToolCall,
+    known: dict[str, ToolRef],
+    form: OutputForm,
+    agent: AgentSpec,
+    state: JobState,
+    made: Counter[str],
+) -> str:
+    """Return why `call` may not be made after those `made` in the same message, or no text."""
+    name = one_line(call.tool, MAX_NAME_CHARS)
+    tool = known.get(call.tool)
+    if tool is None:
+        return f"error: there is no tool {name!r}; {_choices(form)}"
+    missing = held_back_by(tool.after, state)
+    if missing:
+        return f"error: {name} may be called only after {', '.join(missing)}; {_choices(form)}"
+    left = calls_left(tool, state)
+    if left is not None and made[call.tool] >= left:
+        return f"error: {name} may be called at most {tool.max_calls} times; {_choices(form)}"
+    if call.tool not in form.tools:
+        return f"error: {name} may not be called now; {_choices(form)}"
+    if made.total() >= agent.max_parallel_tool_calls:
+        return (
+            f"error: {name} was not called: one message may call at most "
+            f"{agent.max_parallel_tool_calls} tools at once; call it again if it is still needed"
+        )
+    return ""
+
+
+def _choices(form: OutputForm) -> str:
+    """Return what the model could have done instead."""
+    if not form.tools:
+        return "answer now, without calling a tool"
+    return f"the tools that may be called are: {', '.join(form.tools)}"
+
+
+def tool_message(call: ToolCall, content: str) -> Message:
+    """Return the message that answers `call`."""
+    return Message(role=Role.TOOL, content=content, tool_call_id=call.id, tool=call.tool)
+
+
+def answer_refused(form: OutputForm) -> Message:
+    """Return the message that sends back an answer given before its tools have answered."""
+    return Message(role=Role.USER, content=f"Do not answer yet: {_choices(form)}.")
+
+
+def fit(messages: Sequence[Message], limit: int = MAX_APPEND_BYTES) -> list[Message]:
+    """Return `messages`, the largest replaced by an error text until their JSON fits `limit`.
+
+    Each result keeps to its own tool's limit; many together can still be too much for one step.
+    """
+    sizes = [len(to_json(message)) for message in messages]
+    fitting = list(messages)
+    for place in sorted(range(len(sizes)), key=lambda place: sizes[place], reverse=True):
+        if sum(sizes) <= limit:
+            break
+        fitting[place] = messages[place].model_copy(
+            update={
+                "content": f"error: the result has {sizes[place]:,} bytes, and the results of "
+                f"this turn together would pass the limit of {limit:,} bytes; "
+                f"ask for less, or call fewer tools at once"
+            }
+        )
+        sizes[place] = len(to_json(fitting[place]))
+    return fitting

@@ -1,0 +1,37 @@
+"""What a worker needs to run these workflows: their list, failure types and sandbox."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from contracts.error import MusterError
+from workflows.agent import AgentWorkflow
+
+WORKFLOWS: list[type] = [AgentWorkflow]
+
+FAILURE_TYPES: list[type[BaseException]] = [MusterError, ValidationError]
+"""`workflow_failure_exception_types`: bad input fails the job; a bug keeps its task retrying."""
+
+PASSTHROUGH = (
+    "annotated_types",
+    "contracts",
+    "pydantic",
+    "pydantic_core",
+    "typing_extensions",
+    "workflows.failure",
+    "workflows.limit",
+    "workflows.offer",
+    "workflows.option",
+    "workflows.state",
+    "workflows.text",
+    "workflows.turn",
+)
+"""Imported once for all jobs: they hold no state, and pydantic classes are slow to build."""
+
+
+def workflow_runner() -> SandboxedWorkflowRunner:
+    """Return the sandbox that all of our workflows run in."""
+    return SandboxedWorkflowRunner(
+        restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSTHROUGH)
+    )
