@@ -1,0 +1,148 @@
+"""Every setting of Muster, read once from `MUSTER_…` environment variables and then frozen."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from contracts.error import BadInputError
+
+ENV_PREFIX = "MUSTER_"
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+class Settings(BaseSettings):
+    """What a process of Muster needs to know. An empty address means the embedded part."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", validate_default=True
+    )
+
+    data_dir: Path = Path("~/.muster")
+    """Directory of all state: databases, models, logs. It survives restarts."""
+
+    temporal_address: str = ""
+    """`host:port` of an external Temporal server; empty starts the embedded one."""
+    temporal_namespace: str = Field("default", min_length=1)
+    """Temporal namespace of every job."""
+    temporal_port: Port = 7233
+    """TCP port of the embedded Temporal server, Temporal's own default."""
+    temporal_ui_port: Port = 8233
+    """TCP port of the embedded Temporal UI, Temporal's own default."""
+
+    database_url: str = ""
+    """`postgresql://…` of an external PostgreSQL; empty starts the embedded one."""
+    database_pool_size: int = Field(10, ge=1, le=200)
+    """Connections one process keeps open; PostgreSQL allows 100 in all by default."""
+    postgres_user: str = ""
+    """System user the embedded PostgreSQL runs as when Muster runs as root (which PostgreSQL
+    refuses); empty takes the first of `postgres` and `nobody` that exists."""
+
+    inference_url: str = ""
+    """`http://…` of an external inference service; empty starts the embedded one."""
+    inference_port: Port = 8100
+    """TCP port of the embedded inference service's HTTP surface (health, statistics)."""
+
+    model: str = Field("smollm2", min_length=1)
+    """Model the inference service serves: the name of a packaged one, or a directory or name
+    that vLLM can load."""
+    model_name: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,63})?$")
+    """Name jobs call the model by; empty derives it from `model`."""
+    engine: Literal["vllm", "simulated"] = "vllm"
+    """Engine of the inference service; `simulated` follows a cost model and needs no weights."""
+    max_num_seqs: int = Field(32, ge=1, le=4_096)
+    """Sequences the engine runs at once."""
+    kv_cache_bytes: int = Field(512 * 1024**2, ge=1024**2)
+    """Memory of the engine's KV cache, in bytes; 512 MiB fits a 2-core machine with room."""
+    max_model_len: int = Field(0, ge=0)
+    """Longest prompt plus output, in tokens; 0 takes the model's own context window."""
+    replica: str = Field("engine-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Name of this inference service among its replicas, as ledgers and reports show it."""
+
+    tool_path: Annotated[tuple[Path, ...], NoDecode] = (Path(),)
+    """Directories added to the tool worker's import path, separated by `:`; the current
+    directory by default, so that a tool beside the agent file is found."""
+    max_tool_calls: int = Field(64, ge=1, le=10_000)
+    """Tool calls one tool worker runs at once."""
+    max_workflow_tasks: int = Field(100, ge=2, le=10_000)
+    """Workflow tasks one agent worker runs at once; Temporal's SDK default."""
+    max_cached_workflows: int = Field(1_000, ge=0, le=100_000)
+    """Workflows one agent worker keeps in memory between tasks; the SDK's default."""
+
+    start_timeout: timedelta = timedelta(minutes=10)
+    """How long `up` waits for one part to become healthy; converting a model once is slow."""
+    drain_timeout: timedelta = timedelta(seconds=20)
+    """How long a worker may finish what it has in hand after SIGTERM before it is killed."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severity that processes write to their logs."""
+
+    @field_validator("data_dir")
+    @classmethod
+    def _data_dir_is_absolute(cls, value: Path) -> Path:
+        return Path(os.path.abspath(value.expanduser()))
+
+    @field_validator("tool_path", mode="before")
+    @classmethod
+    def _tool_path_from_text(cls, value: object) -> object:
+        return (
+            [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
+        )
+
+    @field_validator("tool_path")
+    @classmethod
+    def _tool_path_is_absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(Path(os.path.abspath(path.expanduser())) for path in value)
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Settings:
+        ports = {
+            "temporal_port": self.temporal_port,
+            "temporal_ui_port": self.temporal_ui_port,
+            "inference_port": self.inference_port,
+        }
+        if len(set(ports.values())) < len(ports):
+            raise ValueError(f"ports must differ, got {ports}")
+        return self
+
+    @property
+    def log_dir(self) -> Path:
+        """Directory of the processes' logs, one file each."""
+        return self.data_dir / "log"
+
+    @property
+    def served_model(self) -> str:
+        """Name that jobs and task queues call the model by."""
+        if self.model_name:
+            return self.model_name
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.model.rstrip("/").rpartition("/")[2]).strip("-")
+        return (name if name[:1].isalpha() else f"model-{name}")[:64]
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that make a child process read these same settings."""
+        values = self.model_dump(mode="json")
+        values["tool_path"] = os.pathsep.join(values["tool_path"])
+        return {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in values.items()}
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read settings from the environment; `overrides` (of None: none) win over it.
+
+    Raises BadInputError that names the variable, its value and what was expected.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)  # pyright: ignore[reportArgumentType]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = f"{ENV_PREFIX}{first['loc'][0]}".upper() if first["loc"] else "settings"
+        value = f" is {first['input']!r}" if first["loc"] else ""
+        raise BadInputError(
+            f"{name}{value}: {first['msg']}", hint="set it to a valid value, or unset it"
+        ) from error
