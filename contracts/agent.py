@@ -1,4 +1,4 @@
-"""An agent as declared: instructions, tools with their policies, limits. Written in YAML by people."""
+"""An agent as people declare it in YAML: instructions, tools with their policies, limits."""
 
 from __future__ import annotations
 
@@ -133,11 +133,13 @@ class AgentSpec(Frozen):
         for tool in self.tools:
             for name in tool.after:
                 if name not in known or name == tool.tool_name:
-                    raise ValueError(f"tool {tool.tool_name!r}: `after` names {name!r}, "
-                                     f"which is not another tool of this agent")
+                    raise ValueError(
+                        f"tool {tool.tool_name!r}: `after` names {name!r}, "
+                        f"which is not another tool of this agent"
+                    )
         for name in self.answer_after:
             if name not in known:
-                raise ValueError(f"`answer_after` names {name!r}, which is not a tool of this agent")
+                raise ValueError(
+                    f"`answer_after` names {name!r}, which is not a tool of this agent"
+                )
         return self
-
-

@@ -73,7 +73,7 @@ class OpenJobInput(Frozen):
 
 
 class OpenJobResult(Frozen):
-    """What `open_job` stored: the opening conversation and the toolset's hash, if there are tools."""
+    """What `open_job` stored: the opening conversation, and the toolset's hash if there is one."""
 
     context: ContextRef
     toolset: str | None

@@ -1,7 +1,7 @@
-"""Every limit on size and count that contracts carry, in one place, each with its unit and reason."""
+"""Every limit on size and count that contracts carry, each with its unit and reason."""
 
 MAX_INPUT_BYTES = 1_000_000
-"""A job's input text. Temporal refuses payloads over 2 MB; the rest of the start input needs room."""
+"""A job's input text. Temporal refuses payloads over 2 MB, and the agent needs room too."""
 
 MAX_AGENT_FILE_BYTES = 256_000
 """An agent's YAML file, instructions and few-shot examples included."""

@@ -72,8 +72,8 @@ class Usage(Frozen):
     """Tokens, summed over all attempts of a step (or all steps of a job).
 
     `cached_tokens` of the `prompt_tokens` came from the engine's prefix cache. `wasted_tokens` of
-    the `completion_tokens` belong to attempts and samples whose result was not kept. `lower_bound` marks counts that miss what
-    a killed process did after its last record.
+    the `completion_tokens` belong to attempts and samples whose result was not kept. `lower_bound`
+    marks counts that miss what a killed process did after its last record.
     """
 
     prompt_tokens: int = 0
@@ -110,8 +110,12 @@ class StepTiming(Frozen):
     def total_s(self) -> float:
         """Sum of all parts, in seconds."""
         return (
-            self.host_pre_s + self.ready_wait_s + self.engine_queue_s
-            + self.prefill_s + self.decode_s + self.host_post_s
+            self.host_pre_s
+            + self.ready_wait_s
+            + self.engine_queue_s
+            + self.prefill_s
+            + self.decode_s
+            + self.host_post_s
         )
 
 
@@ -144,7 +148,7 @@ class StepPhase(StrEnum):
 
 
 class StepHeartbeat(Frozen):
-    """Heartbeat details of `llm_step`: the phase, the place in line, the tokens generated so far."""
+    """Heartbeat details of `llm_step`: phase, place in line, tokens generated so far."""
 
     phase: StepPhase
     place_in_line: int | None = None

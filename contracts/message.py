@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 
 class ToolCall(Frozen):
-    """One call the model asked for; `id` is stable over retries and replays (the idempotency key)."""
+    """One call the model asked for; `id`, the idempotency key, is stable over retries and replays."""
 
     id: str
     tool: str

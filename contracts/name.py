@@ -1,4 +1,4 @@
-"""Names that must be equal on both sides of Temporal: task queues, activities, search attributes."""
+"""Names that both sides of Temporal share: task queues, activities, search attributes."""
 
 AGENTS_QUEUE = "agents"
 TOOLS_QUEUE = "tools"

@@ -13,7 +13,7 @@ class ToolOutcome(StrEnum):
 
     OK = "ok"
     ERROR = "error"
-    """The tool said no, or failed for good and the policy is to tell the model: `content` says why."""
+    """The tool said no, or failed for good and the model is to be told: `content` says why."""
 
 
 class CallToolInput(Frozen):

@@ -1,1 +1,1 @@
-"""The GPU inference service: takes LLM steps from Temporal, batches ready cohorts, feeds the engine."""
+"""The GPU inference service: LLM steps from Temporal, in ready cohorts, to the engine."""

@@ -77,9 +77,9 @@ class Generation:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Mark the part of the task that `interrupt` may break off; it raises `Interrupted` then."""
+        """Mark the part of the task that `interrupt` may break off, with `InterruptedStepError`."""
         if self.stop_cause:
-            raise Interrupted
+            raise InterruptedStepError
         self._interruptible = True
         try:
             yield
@@ -87,10 +87,10 @@ class Generation:
             if not self.stop_cause:
                 raise
             self.task.uncancel()
-            raise Interrupted from None
+            raise InterruptedStepError from None
         finally:
             self._interruptible = False
 
 
-class Interrupted(Exception):
-    """The generation was told to stop; `Generation.stop_cause` says why."""
+class InterruptedStepError(Exception):
+    """The generation was told to stop early; `Generation.stop_cause` says why."""

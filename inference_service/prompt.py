@@ -103,10 +103,9 @@ def _chat_message(message: Message) -> ChatMessage:
 
 
 def _tool_list(toolset: Toolset) -> str:
-    lines = ["Tools:"]
-    for tool in toolset.values():
-        lines.append(f"- {tool.name}({_signature(tool.arguments)}): {tool.description}")
-    return "\n".join(lines)
+    tools = toolset.values()
+    lines = [f"- {t.name}({_signature(t.arguments)}): {t.description}" for t in tools]
+    return "\n".join(["Tools:", *lines])
 
 
 def _signature(schema: dict[str, JsonValue]) -> str:
@@ -179,6 +178,6 @@ def _validated(text: str, schema: dict[str, Any]) -> Any:
         Draft202012Validator(schema).validate(value)
     except ValidationError as error:
         raise InvalidOutputError(
-            f"the model's output does not satisfy its schema at {error.json_path}: {error.message[:200]}"
+            f"the model's output breaks its schema at {error.json_path}: {error.message[:200]}"
         ) from None
     return value

@@ -22,11 +22,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from store.context import ContextStore
+
 from contracts.llm_step import LLMStepInput
 from contracts.message import ContextRef, Message
 from inference_service.engine.protocol import ChatTokenizer
 from inference_service.prompt import ChatMessage, Toolset, chat_messages
-from store.context import ContextStore
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Prompt:
 
 
 class Sessions:
-    """Resolves contexts to token ids; keeps the live sessions' ids within `max_tokens` in memory."""
+    """Resolves contexts to token ids; keeps up to `max_tokens` ids of live sessions in memory."""
 
     def __init__(
         self, tokenizer: ChatTokenizer, contexts: ContextStore, *, max_tokens: int = 8_000_000
@@ -80,7 +81,7 @@ class Sessions:
 
     def keep(self, run: str, token_ids: array[int], *, parent: str | None) -> None:
         """Keep the ids of the session that ends in step `run`, in place of its `parent`'s."""
-        if parent in self._live:
+        if parent is not None and parent in self._live:
             self._live_tokens -= len(self._live.pop(parent))
         self._live[run] = token_ids
         self._live_tokens += len(token_ids)
@@ -141,8 +142,8 @@ class Sessions:
         ids: array[int] = array("i")
         for number, part in enumerate(_PLACEHOLDER.split(text)):
             is_content = number % 2 == 1
-            part = contents[int(part)] if is_content else part
-            ids.extend(self._tokenizer.encode(part, split_special=is_content))
+            piece = contents[int(part)] if is_content else part
+            ids.extend(self._tokenizer.encode(piece, split_special=is_content))
         return ids
 
     def _end_of_turn(self, chat: list[ChatMessage]) -> int:

@@ -15,6 +15,8 @@ from datetime import timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
+from store.context import ContextStore
+from store.step_ledger import AlreadyFinished, AttemptOutcome, StepLedger, TokenRun
 
 from contracts.agent import Sampling, ToolSchema
 from contracts.error import MusterError, UnavailableError
@@ -33,12 +35,10 @@ from inference_service.engine.protocol import (
     EngineTiming,
 )
 from inference_service.failure import DrainingError, StaleAttemptError, StepFailedTooOftenError
-from inference_service.generation import Generation, Interrupted, StopCause
+from inference_service.generation import Generation, InterruptedStepError, StopCause
 from inference_service.prompt import InvalidOutputError, Toolset, output_schema, parse_output
 from inference_service.sampler import Sampler
 from inference_service.session import Prompt, Sessions
-from store.context import ContextStore
-from store.step_ledger import AlreadyFinished, AttemptOutcome, StepLedger, TokenRun
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class StepProtocol:
         generation.claimed(claim.epoch, claim.failures, claim.past)
         try:
             return await self._run_claimed(generation)
-        except Interrupted:
+        except InterruptedStepError:
             return await self._interrupted(generation)
         except UnavailableError as error:
             await self._close(generation, AttemptOutcome.ABANDONED, str(error))

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
+from store.step_ledger import AttemptOutcome, StepLedger
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
@@ -29,7 +30,6 @@ from contracts.name import LLM_STEP, continue_queue, start_queue
 from inference_service.failure import to_temporal
 from inference_service.generation import Generation, StopCause
 from inference_service.service import InferenceService
-from store.step_ledger import AttemptOutcome, StepLedger
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,9 @@ class LLMStepActivity:
             raise
         except Exception as error:
             log.exception("step %s: a fault of the service", step.step_id)
-            raise ApplicationError(f"{type(error).__name__}: {error}", type="ServiceFault") from error
+            raise ApplicationError(
+                f"{type(error).__name__}: {error}", type="ServiceFault"
+            ) from error
 
     async def _wait(self, generation: Generation) -> None:
         settings = self._settings

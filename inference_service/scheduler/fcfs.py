@@ -54,7 +54,7 @@ class FirstComeFirstServed:
         self._now = float("-inf")
 
     def receive(self, event: Event, now: float) -> None:
-        """Take note of an event. Raises `IllegalEventError`, and changes nothing, if it cannot be."""
+        """Note an event. Raises `IllegalEventError`, and changes nothing, if it cannot be."""
         if now < self._now:
             raise IllegalEventError(f"time ran back from {self._now} to {now}")
         match event:
@@ -150,9 +150,7 @@ class FirstComeFirstServed:
             return False
         prefilling = [s for s, place in self._engine.values() if place is _Place.PREFILL]
         uncomputed = sum(s.prompt_tokens for s in prefilling)
-        return not prefilling or (
-            uncomputed + step.prompt_tokens <= self._capacity.prefill_tokens
-        )
+        return not prefilling or (uncomputed + step.prompt_tokens <= self._capacity.prefill_tokens)
 
     def _reject_what_never_fits(self, steps: list[StepReady]) -> None:
         limits = {

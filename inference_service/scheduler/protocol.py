@@ -20,7 +20,7 @@ class Scheduler(Protocol):
     """
 
     def receive(self, event: Event, now: float) -> None:
-        """Take note of an event. Raises `IllegalEventError`, and changes nothing, if it cannot be."""
+        """Note an event. Raises `IllegalEventError`, and changes nothing, if it cannot be."""
         ...
 
     def schedule(self, now: float) -> list[Decision]:
