@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 
 class ToolCall(Frozen):
-    """One call the model asked for; `id`, the idempotency key, is stable over retries and replays."""
+    """One call the model asked for; `id` is stable over replays and is the idempotency key."""
 
     id: str
     tool: str

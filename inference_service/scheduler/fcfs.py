@@ -48,7 +48,7 @@ class FirstComeFirstServed:
         self._capacity = capacity
         self._line: OrderedDict[str, StepReady] = OrderedDict()
         self._engine: dict[str, tuple[StepReady, _Place]] = {}
-        self._rejects: list[Reject] = []
+        self._rejects: OrderedDict[str, Reject] = OrderedDict()
         self._aborts: OrderedDict[str, None] = OrderedDict()
         self._aborted: set[str] = set()
         self._now = float("-inf")
@@ -79,7 +79,7 @@ class FirstComeFirstServed:
     def schedule(self, now: float) -> list[Decision]:
         """Return what is to be done now: aborts first, since they make room, then one cohort."""
         assert now >= self._now, (now, self._now)
-        decisions: list[Decision] = [*self._rejects, *map(Abort, self._aborts)]
+        decisions: list[Decision] = [*self._rejects.values(), *map(Abort, self._aborts)]
         self._rejects.clear()
         self._aborted.update(self._aborts)
         self._aborts.clear()
@@ -121,14 +121,13 @@ class FirstComeFirstServed:
             assert not self._may_go(first), f"{first.step_id} may go and was not dispatched"
 
     def _step_ready(self, step: StepReady) -> None:
-        if step.step_id in self._line or step.step_id in self._engine:
+        if any(step.step_id in place for place in (self._line, self._engine, self._rejects)):
             raise IllegalEventError(f"step {step.step_id!r} is here already")
         self._line[step.step_id] = step
         self._reject_what_never_fits([step])
 
     def _step_cancelled(self, step_id: str) -> None:
-        if step_id in self._line:
-            del self._line[step_id]
+        if self._line.pop(step_id, None) or self._rejects.pop(step_id, None):
             return
         self._dispatched(step_id)
         if step_id not in self._aborted:
@@ -162,4 +161,4 @@ class FirstComeFirstServed:
             size = step.prompt_tokens + step.max_tokens
             if size > limit:
                 del self._line[step.step_id]
-                self._rejects.append(Reject(step.step_id, what, size, limit))
+                self._rejects[step.step_id] = Reject(step.step_id, what, size, limit)
