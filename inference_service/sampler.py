@@ -61,7 +61,7 @@ class Sampler:
         """
         request = EngineRequest(
             request_id=f"{generation.step_id}#{generation.epoch}.{number}",
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt.tolist(),
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,

@@ -168,7 +168,7 @@ class StepProtocol:
                 generation, prompt.token_ids, sampling, schema, number
             )
             spent = _sum(spent, sample.timing)
-            text = self._tokenizer.decode(sample.token_ids)
+            text = self._tokenizer.decode(sample.token_ids.tolist())
             try:
                 message = parse_output(text, step.step_id, step.output, toolset)
             except InvalidOutputError as error:
