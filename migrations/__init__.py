@@ -1,0 +1,1 @@
+"""Alembic migrations: they only add first and remove later."""

@@ -1,0 +1,1 @@
+"""PostgreSQL: conversations by content, ledgers of LLM steps and tool calls, migrations."""

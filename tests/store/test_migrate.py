@@ -1,0 +1,120 @@
+"""Migrations make exactly the tables in code, and a database that lacks them is told so."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from contracts.error import BadInputError, UnavailableError
+from store.database import Database, parse_url
+from store.migrate import upgrade
+from store.revision import alembic_config
+from store.schema import metadata
+
+CATALOG = """
+SELECT 'column', table_name, column_name,
+       concat_ws(' ', data_type, is_nullable, column_default, collation_name)
+FROM information_schema.columns WHERE table_schema = 'public'
+UNION ALL SELECT 'index', tablename, indexname, indexdef FROM pg_indexes
+WHERE schemaname = 'public'
+UNION ALL SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid)
+FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+UNION ALL SELECT 'comment', relname, '', obj_description(oid) FROM pg_class
+WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+ORDER BY 1, 2, 3
+"""
+
+
+async def _catalog(url: str) -> list[tuple[Any, ...]]:
+    engine = create_async_engine(parse_url(url))
+    async with engine.connect() as connection:
+        rows = (await connection.execute(sa.text(CATALOG))).all()
+    await engine.dispose()
+    return [tuple(row) for row in rows if row[1] != "alembic_version"]
+
+
+async def test_empty_database_after_all_migrations_equals_the_tables_in_code(
+    database_url: str, empty_database_url: str
+) -> None:
+    engine = create_async_engine(parse_url(empty_database_url))
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    await engine.dispose()
+
+    migrated = await _catalog(database_url)
+
+    assert migrated == await _catalog(empty_database_url)
+    assert {row[1] for row in migrated} == set(metadata.tables)
+
+
+async def test_autogenerate_finds_nothing_to_migrate(database: Database) -> None:
+    async with database.engine.connect() as connection:
+        difference = await connection.run_sync(
+            lambda sync: compare_metadata(
+                MigrationContext.configure(sync, opts={"compare_server_default": True}), metadata
+            )
+        )
+    assert difference == []
+
+
+async def test_database_without_migrations_is_a_clear_error(empty_database_url: str) -> None:
+    database = Database(empty_database_url)
+    with pytest.raises(BadInputError, match="at migration 'none', this version needs") as caught:
+        await database.check()
+    assert "alembic upgrade head" in caught.value.hint
+    await database.close()
+
+
+async def test_upgrades_at_the_same_time_run_each_migration_once(empty_database_url: str) -> None:
+    await asyncio.gather(*(upgrade(empty_database_url) for _ in range(4)))
+    database = Database(empty_database_url)
+    await database.check()
+    await database.close()
+
+
+async def test_database_newer_than_the_code_is_accepted(database: Database) -> None:
+    async with database.engine.begin() as connection:
+        await connection.execute(sa.text("UPDATE alembic_version SET version_num = 'later'"))
+    await database.check()
+
+
+async def test_every_migration_can_be_taken_back(database: Database) -> None:
+    async with database.engine.begin() as connection:
+        await connection.run_sync(lambda sync: command.downgrade(alembic_config(sync), "base"))
+    names = await database.fetch(
+        sa.text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    )
+    assert [row.tablename for row in names] == ["alembic_version"]
+
+
+async def test_server_that_does_not_answer_is_unavailable_with_a_hint(tmp_path: Any) -> None:
+    database = Database(
+        f"postgresql://postgres:secret@/muster?host={tmp_path}", patience=timedelta(0)
+    )
+    with pytest.raises(UnavailableError, match="does not answer") as caught:
+        await database.check()
+    assert "muster up" in caught.value.hint
+    assert "secret" not in str(caught.value)
+    await database.close()
+
+
+async def test_database_that_does_not_exist_is_bad_input(postgres_directory: str) -> None:
+    database = Database(f"postgresql://postgres@/nowhere?host={postgres_directory}")
+    with pytest.raises(BadInputError, match='database "nowhere" does not exist'):
+        await database.check()
+    await database.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://localhost/x", "not a url", ""])
+def test_url_of_another_kind_is_bad_input(url: str) -> None:
+    with pytest.raises(BadInputError, match="database URL") as caught:
+        Database(url)
+    assert caught.value.hint.startswith("postgresql://")
