@@ -66,9 +66,9 @@ def leave(status: int) -> NoReturn:
 def print_error(message: str, hint: str = "") -> None:
     """Print `error: …` and `hint: …`, each on one line, to standard error."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
         if hint:
-            print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
+            sys.stderr.write(f"hint: {' '.join(hint.split())}\n")
 
 
 def _report(error: BaseException, log_dir: Callable[[], Path] | None) -> int:

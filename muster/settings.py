@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     @field_validator("data_dir")
     @classmethod
     def _data_dir_is_absolute(cls, value: Path) -> Path:
-        return Path(os.path.abspath(value.expanduser()))
+        return value.expanduser().resolve()
 
     @field_validator("tool_path", mode="before")
     @classmethod
@@ -98,7 +98,7 @@ class Settings(BaseSettings):
     @field_validator("tool_path")
     @classmethod
     def _tool_path_is_absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
-        return tuple(Path(os.path.abspath(path.expanduser())) for path in value)
+        return tuple(path.expanduser().resolve() for path in value)
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Settings:

@@ -1,8 +1,9 @@
-"""Become another program that dies with its parent, perhaps as another user; a script, not a module.
+"""A script that becomes another program, which dies with its parent, perhaps as another user.
 
-`python -I -S launch.py PARENT SIGNAL UID GID PROGRAM ARGUMENTS…`: ask the kernel to send SIGNAL when
-the parent PARENT dies, take on UID and GID (-1: stay), then replace this process by PROGRAM. It is
-a program of its own because code between fork and exec must not run in a process with threads.
+`python -I -S launch.py PARENT SIGNAL UID GID PROGRAM ARGUMENTS…`: ask the kernel to send SIGNAL
+when the parent PARENT dies, take on UID and GID (-1: stay), then replace this process by PROGRAM.
+It is a program of its own because code between fork and exec must not run in a process with
+threads.
 """
 
 import ctypes

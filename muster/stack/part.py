@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
 from contracts.error import UnavailableError
+from muster.stack.log_file import said_since, size_of
 from muster.stack.process import ChildProcess, Command, describe_status
 
 POLL_INTERVAL_S = 0.1
@@ -36,53 +36,56 @@ class Part(Protocol):
         ...
 
     async def check(self, pid: int) -> None:
-        """Raise UnavailableError unless the process `pid` does its work."""
+        """Raise UnavailableError unless the process `pid`, just started, does its work."""
+        ...
+
+    async def watch(self) -> None:
+        """Raise UnavailableError if the process, once healthy, does not do its work any more."""
         ...
 
 
 async def start_part(part: Part, log: Path, timeout_s: float) -> ChildProcess:
     """Start a part and wait until it is healthy.
 
-    Raises UnavailableError if it ends first, or is not healthy after `timeout_s` seconds; it does
-    not run then.
+    Raises UnavailableError if it ends first (with the error it reported, if it did), or is not
+    healthy after `timeout_s` seconds; it does not run then.
     """
     await part.prepare()
+    offset = size_of(log)
     child = ChildProcess.start(part.command(), log)
     try:
-        await wait_healthy(lambda: part.check(child.pid), child, part.name, log, timeout_s)
+        await _wait_healthy(part, child, log, timeout_s)
+    except UnavailableError as error:
+        ended = child.returncode is not None
+        await child.kill()
+        if ended and (said := said_since(log, offset)):
+            hint = said.hint or f"see {log}"
+            raise UnavailableError(f"{part.name}: {said.message}", hint=hint) from error
+        raise
     except BaseException:
         await child.kill()
         raise
     return child
 
 
-async def wait_healthy(
-    check: Callable[[], Awaitable[None]],
-    child: ChildProcess,
-    name: str,
-    log: Path,
-    timeout_s: float,
-) -> None:
-    """Wait until `check` passes, the child ends (UnavailableError) or time is up (the same)."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    reason = ""
-    while True:
+async def _wait_healthy(part: Part, child: ChildProcess, log: Path, timeout_s: float) -> None:
+    """Wait until the check passes; raise UnavailableError if the child ends or time is up."""
+    now = asyncio.get_running_loop().time
+    deadline = now() + timeout_s
+    reason = "its health check does not answer"
+    while now() < deadline:
         if (status := child.returncode) is not None:
             raise UnavailableError(
-                f"{name} ended with {describe_status(status)} while it started", hint=f"see {log}"
+                f"{part.name} ended with {describe_status(status)} while it started",
+                hint=f"see {log}",
             )
         try:
-            return await asyncio.wait_for(check(), max(0.1, deadline - _now()))
+            return await asyncio.wait_for(part.check(child.pid), deadline - now())
         except UnavailableError as error:
             reason = error.message
         except TimeoutError:
-            reason = reason or "its health check does not answer"
-        if _now() > deadline:
-            raise UnavailableError(
-                f"{name} is not healthy after {timeout_s:.0f} s: {reason}", hint=f"see {log}"
-            )
+            break
         await asyncio.sleep(POLL_INTERVAL_S)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+    raise UnavailableError(
+        f"{part.name} is not healthy after {timeout_s:.0f} s: {reason}", hint=f"see {log}"
+    )

@@ -108,7 +108,7 @@ class PostgresPart:
         """Raise UnavailableError unless the server answers; create our database if it lacks it."""
         try:
             connection = await asyncpg.connect(self.url("postgres"), timeout=CHECK_TIMEOUT_S)
-        except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise UnavailableError(f"PostgreSQL does not answer: {error}") from error
         try:
             found = await connection.fetchval(
@@ -118,6 +118,10 @@ class PostgresPart:
                 await connection.execute(f'create database "{DATABASE}"')
         finally:
             await connection.close(timeout=CHECK_TIMEOUT_S)
+
+    async def watch(self) -> None:
+        """Raise UnavailableError if the server does not answer any more."""
+        await self.check(0)
 
     async def _create_cluster(self) -> None:
         """Run initdb in a directory that takes its name only when it is complete."""
@@ -219,7 +223,7 @@ def _check_version(cluster: Path) -> None:
 
 
 def _kill_leftovers(cluster: Path) -> None:
-    """Kill server processes that still sit in the data directory; only the lock's holder may ask."""
+    """Kill server processes that still sit in the data directory (whose lock we hold)."""
     left: list[psutil.Process] = []
     for process in psutil.process_iter(["name"]):
         with contextlib.suppress(psutil.Error, OSError):

@@ -102,9 +102,13 @@ class ChildProcess:
 
     async def kill(self) -> int:
         """End the child and its group at once and return the exit status."""
+        self.kill_now()
+        return await self.wait()
+
+    def kill_now(self) -> None:
+        """Kill the child and its group without waiting for their end."""
         if not self._end.done():
             _kill_group(self.pid)
-        return await self.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._end.done():

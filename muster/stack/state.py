@@ -132,6 +132,8 @@ def read_record(data_dir: Path) -> StackRecord | None:
 def write_record(data_dir: Path, record: StackRecord) -> None:
     """Replace `stack.json` as a whole, so that no reader sees half of it."""
     temporary = data_dir / "stack.json.new"
+    # Only for its owner: an external database's URL may hold a password.
+    temporary.touch(mode=0o600)
     temporary.write_text(record.model_dump_json(indent=2) + "\n")
     temporary.replace(data_dir / "stack.json")
 
@@ -144,7 +146,8 @@ def remove_record(data_dir: Path) -> None:
 def make_data_dir(settings: Settings) -> None:
     """Make the data directory and its log directory, or raise BadInputError."""
     try:
-        settings.log_dir.mkdir(parents=True, exist_ok=True)
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        settings.log_dir.mkdir(exist_ok=True)
         probe = settings.data_dir / f".probe-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink()
@@ -167,7 +170,10 @@ def is_locked(data_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def hold_lock(data_dir: Path) -> Iterator[bool]:
-    """Hold the data directory's lock; yields False if another supervisor holds it."""
+    """Hold the data directory's lock and write our pid into it.
+
+    Yields False if another supervisor holds it.
+    """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     with (data_dir / "stack.lock").open("ab") as file:
         while True:
@@ -179,4 +185,16 @@ def hold_lock(data_dir: Path) -> Iterator[bool]:
                     yield False
                     return
                 time.sleep(0.02)
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
         yield True
+
+
+def holder_pid(data_dir: Path) -> int | None:
+    """Return the process id of the supervisor that holds this data directory, if one does."""
+    if not is_locked(data_dir):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return int((data_dir / "stack.lock").read_text())
+    return None

@@ -82,6 +82,10 @@ class TemporalPart:
         """Raise UnavailableError unless the server serves our namespace."""
         await check_server(self.address, self.namespace)
 
+    async def watch(self) -> None:
+        """Raise UnavailableError if the server does not serve any more."""
+        await check_server(self.address, self.namespace)
+
     async def connect(self) -> Client:
         """Return a client of this server."""
         return await connect_to(self.address, self.namespace, role="stack")

@@ -1,0 +1,30 @@
+"""The agent worker: runs the workflows of all jobs; holds nothing but their cached state."""
+
+from __future__ import annotations
+
+from temporalio.worker import Worker
+from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
+
+from contracts.name import AGENTS_QUEUE
+from muster.connection import connect
+from muster.settings import Settings
+from muster.stack.namespace import check_namespace
+from muster.worker.lifecycle import run_until, stop_event
+
+
+async def main(settings: Settings) -> None:
+    """Run until SIGTERM. Raises BadInputError if the namespace is not prepared."""
+    stop = stop_event()
+    client = await connect(settings, role="agents")
+    await check_namespace(client)
+    worker = Worker(
+        client,
+        task_queue=AGENTS_QUEUE,
+        workflows=WORKFLOWS,
+        workflow_runner=workflow_runner(),
+        workflow_failure_exception_types=FAILURE_TYPES,
+        max_cached_workflows=settings.max_cached_workflows,
+        max_concurrent_workflow_tasks=settings.max_workflow_tasks,
+        graceful_shutdown_timeout=settings.drain_timeout,
+    )
+    await run_until(stop, worker)
