@@ -35,9 +35,7 @@ class AgentFile:
 
     def at(self, path: KeyPath, error: BadInputError) -> FileValueError:
         """Return `error` with the file, the line and the key that it is about."""
-        return FileValueError(
-            self.file, self.tree.line(path), path, error.message, hint=error.hint
-        )
+        return FileValueError(self.file, self.tree.line(path), path, error.message, hint=error.hint)
 
 
 def read_agent_file(path: Path) -> AgentFile:
@@ -79,15 +77,21 @@ def _read_text(path: Path) -> str:
         ) from None
     if len(raw) > MAX_AGENT_FILE_BYTES:
         raise LimitExceededError(
-            f"agent file {str(path)!r}", max(state.st_size, len(raw)), MAX_AGENT_FILE_BYTES,
-            "bytes", hint="keep documents outside the agent file and read them with a tool",
+            f"agent file {str(path)!r}",
+            max(state.st_size, len(raw)),
+            MAX_AGENT_FILE_BYTES,
+            "bytes",
+            hint="keep documents outside the agent file and read them with a tool",
         )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise FileValueError(
-            str(path), line, (), f"byte 0x{raw[error.start]:02x} is not UTF-8 text",
+            str(path),
+            line,
+            (),
+            f"byte 0x{raw[error.start]:02x} is not UTF-8 text",
             hint="save the file as UTF-8",
         ) from None
 
@@ -96,9 +100,9 @@ def _where_else(path: Path) -> str:
     names = _yaml_names(path.parent)
     guess = nearest(path.name, names)
     if guess:
-        return f"did you mean {os.path.join(path.parent, guess)}?"
+        return f"did you mean {path.parent / guess}?"
     if not path.parent.is_dir():
-        return f"there is no directory {str(path.parent)!r} either; the working directory is {Path.cwd()}"
+        return f"there is no directory {str(path.parent)!r} either, seen from {Path.cwd()}"
     return _files_in(path.parent, "there are")
 
 
@@ -134,12 +138,16 @@ def _message_by_role(tree: Tree, node: Node, path: KeyPath) -> Mapping[str, Any]
         if (guess := nearest(key, roles)) is None:
             return None
         raise tree.error(
-            key_node, (*path, key), "no such key",
+            key_node,
+            (*path, key),
+            "no such key",
             hint=f"did you mean {guess!r}? a message is {', '.join(roles)} and its text",
         )
     if not isinstance(value, ScalarNode) or not value.value:
         raise tree.error(
-            value, (*path, key), "expected the message's text",
+            value,
+            (*path, key),
+            "expected the message's text",
             hint=f"write `- {key}: text`; put text that starts with `{{` or `[` in quotes",
         )
     return {"role": key, "content": str(value.value)}
@@ -154,7 +162,9 @@ def _check_names(tree: Tree, data: Mapping[str, Any]) -> None:
         path: KeyPath = ("tools", index, "name" if tool.get("name") else "function")
         if name in names:
             raise _at(
-                tree, path, f"a tool is already named {name!r} on line {tree.line(names[name])}",
+                tree,
+                path,
+                f"a tool is already named {name!r} on line {tree.line(names[name])}",
                 "give one of them another `name`",
             )
         names[name] = path
@@ -171,7 +181,9 @@ def _check_known(tree: Tree, path: KeyPath, names: list[str], known: list[str]) 
             guess = nearest(name, known)
             there = f"the tools are {', '.join(known)}" if known else "this agent has no such tools"
             raise _at(
-                tree, (*path, index), f"{name!r} is not another tool of this agent",
+                tree,
+                (*path, index),
+                f"{name!r} is not another tool of this agent",
                 f"did you mean {guess!r}? {there}" if guess else there,
             )
 
@@ -185,7 +197,9 @@ def _check_order(tree: Tree, spec: AgentSpec) -> None:
         circle: list[str] = error.args[1]
         index = next(i for i, tool in enumerate(spec.tools) if tool.tool_name == circle[0])
         raise _at(
-            tree, ("tools", index, "after"), f"tools wait for each other: {' <- '.join(circle)}",
+            tree,
+            ("tools", index, "after"),
+            f"tools wait for each other: {' <- '.join(circle)}",
             "take one of these names out of `after`",
         ) from None
 

@@ -1,4 +1,4 @@
-"""Durations as people write and read them: `30s`, `5m`, `1h30m`, `250ms`, or a number of seconds."""
+"""Durations as people write and read them: `30s`, `5m`, `1h30m`, `250ms`, or seconds."""
 
 from __future__ import annotations
 

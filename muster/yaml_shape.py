@@ -108,7 +108,9 @@ def _unknown_key(
 def _scalar(tree: Tree, node: Node, path: KeyPath, kind_of_value: type) -> Any:
     if not isinstance(node, ScalarNode) or is_null(node):
         raise tree.error(
-            node, path, f"expected {_expected(kind_of_value)}, got {kind(node)}",
+            node,
+            path,
+            f"expected {_expected(kind_of_value)}, got {kind(node)}",
             hint=_how_to_write(kind_of_value, node),
         )
     text = str(node.value)
@@ -147,7 +149,12 @@ def _read_scalar(text: str, kind_of_value: type) -> Any:
 def _expected(kind_of_value: type) -> str:
     if issubclass(kind_of_value, Enum):
         return " or ".join(repr(str(each.value)) for each in kind_of_value)
-    names = {timedelta: "a duration", bool: "true or false", int: "a whole number", float: "a number"}
+    names = {
+        timedelta: "a duration",
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+    }
     return names.get(kind_of_value, "text")
 
 

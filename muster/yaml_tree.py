@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import yaml
 from yaml.composer import ComposerError
+from yaml.error import Mark
 from yaml.events import AliasEvent, Event, NodeEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -79,18 +80,30 @@ class Tree:
     def entries(self, node: Node, path: KeyPath) -> list[tuple[str, Node, Node]]:
         """Return a mapping's (key, key node, value node); refuses duplicates and other keys."""
         if not isinstance(node, MappingNode):
-            raise self.error(node, path, f"expected a mapping (`key: value`), got {kind(node)}",
-                             hint="indent the keys below it, one `key: value` a line")
+            raise self.error(
+                node,
+                path,
+                f"expected a mapping (`key: value`), got {kind(node)}",
+                hint="indent the keys below it, one `key: value` a line",
+            )
         seen: dict[str, int] = {}
         found: list[tuple[str, Node, Node]] = []
         for key_node, value in node.value:
             if not isinstance(key_node, ScalarNode):
-                raise self.error(key_node, path, f"expected a key, got {kind(key_node)}",
-                                 hint="keys are plain text")
+                raise self.error(
+                    key_node,
+                    path,
+                    f"expected a key, got {kind(key_node)}",
+                    hint="keys are plain text",
+                )
             key = str(key_node.value)
             if key in seen:
-                raise self.error(key_node, (*path, key), f"the key is already on line {seen[key]}",
-                                 hint="keep one of the two")
+                raise self.error(
+                    key_node,
+                    (*path, key),
+                    f"the key is already on line {seen[key]}",
+                    hint="keep one of the two",
+                )
             seen[key] = line_of(key_node)
             self.lines[(*path, key)] = seen[key]
             found.append((key, key_node, value))
@@ -99,8 +112,12 @@ class Tree:
     def items(self, node: Node, path: KeyPath, example: str) -> list[Node]:
         """Return a sequence's nodes; `example` is shown to who wrote something else."""
         if not isinstance(node, SequenceNode):
-            raise self.error(node, path, f"expected a list, got {kind(node)}",
-                             hint=f"write one item a line, such as `- {example}`")
+            raise self.error(
+                node,
+                path,
+                f"expected a list, got {kind(node)}",
+                hint=f"write one item a line, such as `- {example}`",
+            )
         for index, item in enumerate(node.value):
             self.lines[(*path, index)] = line_of(item)
         return list(node.value)
@@ -111,22 +128,34 @@ def parse_tree(text: str, file: str) -> Tree:
     try:
         root = _PlainLoader(file, text).get_single_node()
     except ComposerError as error:
-        mark = error.problem_mark
-        raise FileValueError(file, mark.line + 1 if mark else None, (),
-                             "a second YAML document starts here",
-                             hint="keep one agent in a file; remove the `---` line") from None
+        mark: Mark | None = error.problem_mark
+        raise FileValueError(
+            file,
+            mark.line + 1 if mark else None,
+            (),
+            "a second YAML document starts here",
+            hint="keep one agent in a file; remove the `---` line",
+        ) from None
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(file, error) from None
     except yaml.reader.ReaderError as error:
         at = error.position
         line = text.count("\n", 0, at) + 1
         raise FileValueError(
-            file, line, (), f"the character {text[at : at + 1]!r} is not allowed in YAML",
+            file,
+            line,
+            (),
+            f"the character {text[at : at + 1]!r} is not allowed in YAML",
             hint="agent files are plain UTF-8 text; remove it",
         ) from None
     if root is None:
-        raise FileValueError(file, None, (), "the file is empty",
-                             hint="an agent needs at least `name` and `instructions`")
+        raise FileValueError(
+            file,
+            None,
+            (),
+            "the file is empty",
+            hint="an agent needs at least `name` and `instructions`",
+        )
     return Tree(file, root, {(): line_of(root)})
 
 
@@ -164,15 +193,30 @@ class _PlainLoader(yaml.SafeLoader):
         event: Event = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1
         if isinstance(event, AliasEvent):
-            raise FileValueError(self._file, line, (), f"alias *{event.anchor} is not allowed here",
-                                 hint="write the value out where it is used")
+            raise FileValueError(
+                self._file,
+                line,
+                (),
+                f"alias *{event.anchor} is not allowed here",
+                hint="write the value out where it is used",
+            )
         tag = getattr(event, "tag", None) if isinstance(event, NodeEvent) else None
         if tag is not None:
-            raise FileValueError(self._file, line, (), f"tag {tag!r} is not allowed here",
-                                 hint="write plain values; put text that starts with `!` in quotes")
+            raise FileValueError(
+                self._file,
+                line,
+                (),
+                f"tag {tag!r} is not allowed here",
+                hint="write plain values; put text that starts with `!` in quotes",
+            )
         if self._depth >= MAX_DEPTH:
-            raise FileValueError(self._file, line, (), f"nested deeper than {MAX_DEPTH} levels",
-                                 hint="an agent file needs only a few levels")
+            raise FileValueError(
+                self._file,
+                line,
+                (),
+                f"nested deeper than {MAX_DEPTH} levels",
+                hint="an agent file needs only a few levels",
+            )
         self._depth += 1
         try:
             return super().compose_node(parent, index)
@@ -181,7 +225,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def _syntax_error(file: str, error: yaml.MarkedYAMLError) -> FileValueError:
-    mark = error.problem_mark or error.context_mark
+    mark: Mark | None = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "cannot be read"
     hint = "check the indentation and quotes on this line and the one before"
     if "'\\t'" in problem:
@@ -189,5 +233,6 @@ def _syntax_error(file: str, error: yaml.MarkedYAMLError) -> FileValueError:
     elif "mapping values are not allowed" in problem:
         problem = "a second `:` on one line"
         hint = "put text that contains `: ` in quotes"
-    return FileValueError(file, mark.line + 1 if mark else None, (), f"not YAML: {problem}",
-                          hint=hint)
+    return FileValueError(
+        file, mark.line + 1 if mark else None, (), f"not YAML: {problem}", hint=hint
+    )
