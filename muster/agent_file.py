@@ -7,9 +7,11 @@ a number of seconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -44,6 +46,33 @@ def read_agent_file(path: Path) -> AgentFile:
     Raises `BadInputError`, or `FileValueError` (one, with the line) for what stands in the file.
     """
     return parse_agent(_read_text(path), str(path))
+
+
+def load_agent(path: Path, tool_path: Sequence[Path]) -> AgentSpec:
+    """Read an agent's file and import its tools, to find now what would fail in the job.
+
+    `tool_path` are the directories that a tool worker adds to its import path. What modules print
+    while they are imported goes to standard error.
+    """
+    agent = read_agent_file(path)
+    if agent.spec.tools:
+        check_tools(agent, tool_path)
+    return agent.spec
+
+
+def check_tools(agent: AgentFile, tool_path: Sequence[Path]) -> None:
+    """Import every tool of `agent`; raises `FileValueError` at the first that cannot be used."""
+    from activities.toolset import load_tool
+
+    for directory in map(str, tool_path):
+        if directory not in sys.path:
+            sys.path.append(directory)
+    for index, tool in enumerate(agent.spec.tools):
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                load_tool(tool)
+        except BadInputError as error:
+            raise agent.at(("tools", index, "function"), error) from error
 
 
 def parse_agent(text: str, file: str) -> AgentFile:

@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
-from urllib.parse import quote
 
 from pydantic_core import to_json
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import (
     Client,
-    WorkflowExecution,
-    WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowQueryFailedError,
 )
 from temporalio.common import (
     Priority,
-    SearchAttributeKey,
     SearchAttributePair,
     TypedSearchAttributes,
     WorkflowIDReusePolicy,
 )
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
-from ulid import ULID
 
 from contracts.agent import AgentSpec
 from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
 from contracts.job import AgentJobInput, AgentJobResult, JobProgress, JobStatus
 from contracts.llm_step import Usage
-from contracts.message import Frozen
 from contracts.name import (
     AGENT_WORKFLOW,
     AGENTS_QUEUE,
     PROGRESS_QUERY,
-    SEARCH_AGENT,
-    SEARCH_STATE,
-    SEARCH_TENANT,
 )
+from muster.job_id import check_job_id, new_job_id
 from muster.job_input import check_input
+from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
 from muster.job_view import doing
 from muster.report import JobReport, build_report
 
@@ -74,36 +66,8 @@ _ANSWERED_S = 30.0
 MAX_RUNS = 1_000
 """Runs of one job that a report reads."""
 
-MAX_LISTED = 10_000
-"""Jobs that one listing returns."""
-
-_JOB_ID = re.compile(r"job-[A-Za-z0-9_-]{1,176}")
-_AGENT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-_AGENT_KEY = SearchAttributeKey.for_keyword(SEARCH_AGENT)
-_TENANT_KEY = SearchAttributeKey.for_keyword(SEARCH_TENANT)
-_STATE_KEY = SearchAttributeKey.for_keyword(SEARCH_STATE)
-
 _AWAY = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
 """What a call to a server that is down, starting or cut off ends with."""
-
-_STATUS = {
-    WorkflowExecutionStatus.RUNNING: JobStatus.RUNNING,
-    WorkflowExecutionStatus.CONTINUED_AS_NEW: JobStatus.RUNNING,
-    WorkflowExecutionStatus.COMPLETED: JobStatus.COMPLETED,
-    WorkflowExecutionStatus.FAILED: JobStatus.FAILED,
-    WorkflowExecutionStatus.TIMED_OUT: JobStatus.FAILED,
-    WorkflowExecutionStatus.CANCELED: JobStatus.CANCELLED,
-    WorkflowExecutionStatus.TERMINATED: JobStatus.TERMINATED,
-}
-
-_STATE_QUERY = {
-    JobStatus.RUNNING: "ExecutionStatus = 'Running'",
-    JobStatus.COMPLETED: f"ExecutionStatus = 'Completed' AND {SEARCH_STATE} != 'stopped'",
-    JobStatus.STOPPED: f"ExecutionStatus = 'Completed' AND {SEARCH_STATE} = 'stopped'",
-    JobStatus.FAILED: "ExecutionStatus IN ('Failed', 'TimedOut')",
-    JobStatus.CANCELLED: "ExecutionStatus = 'Canceled'",
-    JobStatus.TERMINATED: "ExecutionStatus = 'Terminated'",
-}
 
 T = TypeVar("T")
 
@@ -114,18 +78,6 @@ class JobEndedError(MusterError):
     def __init__(self, job_id: str, status: JobStatus, reason: str | None, hint: str) -> None:
         super().__init__(f"job {job_id} {status}" + (f": {reason}" if reason else ""), hint=hint)
         self.job_id, self.status, self.reason = job_id, status, reason
-
-
-class JobRow(Frozen):
-    """One job of a listing."""
-
-    job_id: str
-    run_id: str
-    agent: str | None
-    tenant: str | None
-    status: JobStatus
-    started_at: datetime
-    closed_at: datetime | None
 
 
 class Jobs:
@@ -198,7 +150,7 @@ class Jobs:
 
     async def progress(
         self, job_id: str, *, every: timedelta = timedelta(seconds=0.5)
-    ) -> AsyncIterator[JobProgress]:
+    ) -> AsyncGenerator[JobProgress, None]:
         """Yield what the job does now, about each `every`, until it has ended.
 
         Workers and the server may be down meanwhile: `doing` says so, and the counts are the last
@@ -250,25 +202,14 @@ class Jobs:
         limit: int = 20,
     ) -> list[JobRow]:
         """Return jobs, those that run first, then the last ended; at most `limit`."""
-        if not 1 <= limit <= MAX_LISTED:
-            raise BadInputError(
-                f"a listing's limit is 1 to {MAX_LISTED:,}, got {limit:,}", hint="--limit 20"
-            )
-        terms = [f"WorkflowType = '{AGENT_WORKFLOW}'", "ExecutionStatus != 'ContinuedAsNew'"]
-        if status:
-            terms.append(_STATE_QUERY[status])
-        if agent:
-            if not _AGENT.fullmatch(agent):
-                raise BadInputError(f"{agent!r} is not an agent's name", hint="muster jobs")
-            terms.append(f"{SEARCH_AGENT} = '{agent}'")
         found = self._client.list_workflows(
-            " AND ".join(terms), limit=limit, page_size=min(limit, 1_000)
+            listing_query(status, agent, limit), limit=limit, page_size=min(limit, 1_000)
         )
-        return [_row(each) async for each in found]
+        return [row_of(each) async for each in found]
 
     async def describe(self, job_id: str) -> JobRow:
         """Return how one job stands."""
-        return _row(await _known(job_id, self._handle(job_id).describe()))
+        return row_of(await _known(job_id, self._handle(job_id).describe()))
 
     async def report(self, job_id: str) -> JobReport:
         """Return a job's report, from its history as it is now."""
@@ -328,27 +269,6 @@ class Jobs:
             return last.model_copy(update={"doing": doing("waiting for an agent worker", pending)})
 
 
-def new_job_id() -> str:
-    """Return a new job id; later ones sort after earlier ones."""
-    return f"job-{str(ULID()).lower()}"
-
-
-def check_job_id(job_id: str) -> str:
-    """Return `job_id` if it has the form of one, else raise `BadInputError`."""
-    if not _JOB_ID.fullmatch(job_id):
-        shown = job_id if len(job_id) <= 60 else job_id[:57] + "..."
-        raise BadInputError(
-            f"{shown!r} is not a job id: they look like {new_job_id()}",
-            hint="muster jobs lists the jobs",
-        )
-    return job_id
-
-
-def ui_link(ui_url: str, namespace: str, job_id: str) -> str:
-    """Return the address of a job in the Temporal UI."""
-    return f"{ui_url.rstrip('/')}/namespaces/{quote(namespace, safe='')}/workflows/{job_id}"
-
-
 def _tenant(tenant: str) -> str:
     size = len(tenant.encode())
     if not 1 <= size <= MAX_TENANT_BYTES or not tenant.isprintable():
@@ -362,9 +282,9 @@ def _tenant(tenant: str) -> str:
 def _search_attributes(job: AgentJobInput) -> TypedSearchAttributes:
     return TypedSearchAttributes(
         [
-            SearchAttributePair(_AGENT_KEY, job.agent.name),
-            SearchAttributePair(_TENANT_KEY, job.tenant),
-            SearchAttributePair(_STATE_KEY, JobStatus.RUNNING.value),
+            SearchAttributePair(AGENT_KEY, job.agent.name),
+            SearchAttributePair(TENANT_KEY, job.tenant),
+            SearchAttributePair(STATE_KEY, JobStatus.RUNNING.value),
         ]
     )
 
@@ -377,23 +297,6 @@ def _summary(job: AgentJobInput) -> str:
     while len(json.dumps(text)) > MAX_SUMMARY_BYTES:
         text = text[:-1]
     return text if text == whole else text + "…"
-
-
-def _row(found: WorkflowExecution) -> JobRow:
-    attributes = found.typed_search_attributes
-    status = _STATUS[found.status or WorkflowExecutionStatus.RUNNING]
-    state = attributes.get(_STATE_KEY)
-    if status is JobStatus.COMPLETED and state == JobStatus.STOPPED.value:
-        status = JobStatus.STOPPED
-    return JobRow(
-        job_id=found.id,
-        run_id=found.run_id,
-        agent=attributes.get(_AGENT_KEY),
-        tenant=attributes.get(_TENANT_KEY),
-        status=status,
-        started_at=found.start_time,
-        closed_at=found.close_time,
-    )
 
 
 def _previous_run(events: Sequence[HistoryEvent]) -> str:

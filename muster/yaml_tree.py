@@ -191,7 +191,7 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         event: Event = self.peek_event()  # type: ignore[no-untyped-call]
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, AliasEvent):
             raise FileValueError(
                 self._file,
