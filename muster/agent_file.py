@@ -1,0 +1,237 @@
+"""An agent's YAML file: read it, check it, and say in one line what is wrong and where.
+
+Beside the fields of `AgentSpec` a file may use short forms: a tool is its import path alone, an
+example is `user: text` (or `assistant:`, `system:`, `tool:`), a duration is `30s`, `5m`, `1h30m` or
+a number of seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+from contracts.agent import AgentSpec, ToolRef
+from contracts.error import BadInputError, LimitExceededError
+from contracts.limit import MAX_AGENT_FILE_BYTES
+from contracts.message import Message, Role
+from muster.yaml_shape import Shape, build
+from muster.yaml_tree import FileValueError, KeyPath, Tree, nearest, parse_tree
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFile:
+    """A file that was read: the agent it declares, and where each of its parts stands."""
+
+    file: str
+    spec: AgentSpec
+    tree: Tree
+
+    def at(self, path: KeyPath, error: BadInputError) -> FileValueError:
+        """Return `error` with the file, the line and the key that it is about."""
+        return FileValueError(self.file, self.tree.line(path), path, error.message, hint=error.hint)
+
+
+def read_agent_file(path: Path) -> AgentFile:
+    """Read and check an agent's file; its tools are not imported.
+
+    Raises `BadInputError`, or `FileValueError` (one, with the line) for what stands in the file.
+    """
+    return parse_agent(_read_text(path), str(path))
+
+
+def load_agent(path: Path, tool_path: Sequence[Path]) -> AgentSpec:
+    """Read an agent's file and import its tools, to find now what would fail in the job.
+
+    `tool_path` are the directories that a tool worker adds to its import path. What modules print
+    while they are imported goes to standard error.
+    """
+    agent = read_agent_file(path)
+    if agent.spec.tools:
+        check_tools(agent, tool_path)
+    return agent.spec
+
+
+def check_tools(agent: AgentFile, tool_path: Sequence[Path]) -> None:
+    """Import every tool of `agent`; raises `FileValueError` at the first that cannot be used."""
+    from activities.toolset import load_tool
+
+    for directory in map(str, tool_path):
+        if directory not in sys.path:
+            sys.path.append(directory)
+    for index, tool in enumerate(agent.spec.tools):
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                load_tool(tool)
+        except BadInputError as error:
+            raise agent.at(("tools", index, "function"), error) from error
+
+
+def parse_agent(text: str, file: str) -> AgentFile:
+    """Return the agent that YAML `text` declares; `file` names it in errors."""
+    tree = parse_tree(text, file)
+    shape = Shape({ToolRef: _tool_by_path, Message: _message_by_role})
+    data = shape.read(AgentSpec, tree)
+    _check_names(tree, data)
+    spec = build(AgentSpec, data, tree)
+    _check_order(tree, spec)
+    return AgentFile(file, spec, tree)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        state = path.stat()
+        if stat.S_ISDIR(state.st_mode):
+            raise BadInputError(
+                f"{path} is a directory, not an agent file", hint=_files_in(path, "name one of")
+            )
+        if not stat.S_ISREG(state.st_mode):
+            raise BadInputError(f"{path} is not a regular file", hint="name a YAML file")
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_AGENT_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise BadInputError(f"no agent file {str(path)!r}", hint=_where_else(path)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInputError(
+            f"agent file {str(path)!r} cannot be read: {reason}", hint="check its path and rights"
+        ) from None
+    if len(raw) > MAX_AGENT_FILE_BYTES:
+        raise LimitExceededError(
+            f"agent file {str(path)!r}",
+            max(state.st_size, len(raw)),
+            MAX_AGENT_FILE_BYTES,
+            "bytes",
+            hint="keep documents outside the agent file and read them with a tool",
+        )
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise FileValueError(
+            str(path),
+            line,
+            (),
+            f"byte 0x{raw[error.start]:02x} is not UTF-8 text",
+            hint="save the file as UTF-8",
+        ) from None
+
+
+def _where_else(path: Path) -> str:
+    names = _yaml_names(path.parent)
+    guess = nearest(path.name, names)
+    if guess:
+        return f"did you mean {path.parent / guess}?"
+    if not path.parent.is_dir():
+        return f"there is no directory {str(path.parent)!r} either, seen from {Path.cwd()}"
+    return _files_in(path.parent, "there are")
+
+
+def _files_in(directory: Path, words: str) -> str:
+    names = _yaml_names(directory)
+    if not names:
+        return f"{str(directory)!r} holds no .yaml file"
+    more = ", ..." if len(names) > 5 else ""
+    return f"{words} {', '.join(str(directory / name) for name in names[:5])}{more}"
+
+
+def _yaml_names(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(each.name for each in entries if each.name.endswith((".yaml", ".yml")))
+    except OSError:
+        return []
+
+
+def _tool_by_path(tree: Tree, node: Node, path: KeyPath) -> Mapping[str, Any] | None:
+    if isinstance(node, ScalarNode) and node.value:
+        tree.lines[(*path, "function")] = tree.line(path)
+        return {"function": str(node.value)}
+    return None
+
+
+def _message_by_role(tree: Tree, node: Node, path: KeyPath) -> Mapping[str, Any] | None:
+    if not isinstance(node, MappingNode) or len(node.value) != 1:
+        return None
+    [(key, key_node, value)] = tree.entries(node, path)
+    roles = [str(role) for role in Role]
+    if key not in roles:
+        if (guess := nearest(key, roles)) is None:
+            return None
+        raise tree.error(
+            key_node,
+            (*path, key),
+            "no such key",
+            hint=f"did you mean {guess!r}? a message is {', '.join(roles)} and its text",
+        )
+    if not isinstance(value, ScalarNode) or not value.value:
+        raise tree.error(
+            value,
+            (*path, key),
+            "expected the message's text",
+            hint=f"write `- {key}: text`; put text that starts with `{{` or `[` in quotes",
+        )
+    return {"role": key, "content": str(value.value)}
+
+
+def _check_names(tree: Tree, data: Mapping[str, Any]) -> None:
+    """Refuse a tool named twice and a name in `after` or `answer_after` that no tool has."""
+    tools: list[Mapping[str, Any]] = data.get("tools", [])
+    names: dict[str, KeyPath] = {}
+    for index, tool in enumerate(tools):
+        name = tool.get("name") or str(tool["function"]).rpartition(":")[2]
+        path: KeyPath = ("tools", index, "name" if tool.get("name") else "function")
+        if name in names:
+            raise _at(
+                tree,
+                path,
+                f"a tool is already named {name!r} on line {tree.line(names[name])}",
+                "give one of them another `name`",
+            )
+        names[name] = path
+    for index, tool in enumerate(tools):
+        own = tool.get("name") or str(tool["function"]).rpartition(":")[2]
+        others = [name for name in names if name != own]
+        _check_known(tree, ("tools", index, "after"), tool.get("after", []), others)
+    _check_known(tree, ("answer_after",), data.get("answer_after", []), list(names))
+
+
+def _check_known(tree: Tree, path: KeyPath, names: list[str], known: list[str]) -> None:
+    for index, name in enumerate(names):
+        if name not in known:
+            guess = nearest(name, known)
+            there = f"the tools are {', '.join(known)}" if known else "this agent has no such tools"
+            raise _at(
+                tree,
+                (*path, index),
+                f"{name!r} is not another tool of this agent",
+                f"did you mean {guess!r}? {there}" if guess else there,
+            )
+
+
+def _check_order(tree: Tree, spec: AgentSpec) -> None:
+    """Refuse tools that wait for each other: none of them could ever be offered."""
+    sorter = TopologicalSorter({tool.tool_name: tool.after for tool in spec.tools})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        index = next(i for i, tool in enumerate(spec.tools) if tool.tool_name == circle[0])
+        raise _at(
+            tree,
+            ("tools", index, "after"),
+            f"tools wait for each other: {' <- '.join(circle)}",
+            "take one of these names out of `after`",
+        ) from None
+
+
+def _at(tree: Tree, path: KeyPath, problem: str, hint: str) -> FileValueError:
+    return FileValueError(tree.file, tree.line(path), path, problem, hint=hint)

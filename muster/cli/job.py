@@ -1,0 +1,122 @@
+"""`muster jobs`, `muster show` and `muster cancel`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from contracts.job import JobStatus
+from muster import exit as way_out
+from muster.cli.run import link_of, say_end
+from muster.cli.view import console, job_table, job_view
+from muster.cli.watch import watch
+from muster.connection import connect
+from muster.job import Jobs
+from muster.job_id import check_job_id
+from muster.settings import Settings, load_settings
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `jobs` lists it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def jobs(
+    state: Annotated[
+        JobStatus | None, typer.Option(case_sensitive=False, help="Only jobs in this state.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Only jobs of this agent.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs: those that run first, then the last ended."""
+    settings = load_settings()
+    _leave(_jobs(settings, state, agent, limit, as_json=as_json))
+
+
+def show(
+    job: JobArgument,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Follow the job to its end first.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a job did turn by turn, its answer, and where its time went."""
+    settings = load_settings()
+    check_job_id(job)
+    _leave(_show(settings, job, wait=wait, as_json=as_json))
+
+
+def cancel(
+    job: JobArgument,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Return when the job has ended.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel a job: what it runs is aborted, what it has used is accounted for."""
+    settings = load_settings()
+    check_job_id(job)
+    _leave(_cancel(settings, job, wait=wait, as_json=as_json))
+
+
+def _leave(program: Coroutine[Any, Any, int]) -> None:
+    raise typer.Exit(asyncio.run(program))
+
+
+async def _jobs(
+    settings: Settings, state: JobStatus | None, agent: str | None, limit: int, *, as_json: bool
+) -> int:
+    found = await Jobs(await connect(settings)).list(status=state, agent=agent, limit=limit)
+    if as_json:
+        typer.echo(_object({"jobs": [row.model_dump(mode="json") for row in found]}))
+    elif found:
+        console().print(job_table(found, datetime.now(UTC)))
+    else:
+        which = f"{state.value} " if state else ""
+        console(stderr=True).print(f"no {which}job{f' of agent {agent}' if agent else ''}")
+    return 0
+
+
+async def _show(settings: Settings, job_id: str, *, wait: bool, as_json: bool) -> int:
+    client = Jobs(await connect(settings))
+    if wait:
+        async with aclosing(client.progress(job_id)) as progress:
+            await watch(progress, quiet=as_json)
+    report = await client.report(job_id)
+    link = link_of(settings, job_id)
+    if as_json:
+        typer.echo(_object({**report.model_dump(mode="json"), "temporal_ui": link or None}))
+    else:
+        console().print(job_view(report, link))
+    return say_end(report) if wait else 0
+
+
+async def _cancel(settings: Settings, job_id: str, *, wait: bool, as_json: bool) -> int:
+    client = Jobs(await connect(settings))
+    await client.cancel(job_id)
+    if wait:
+        async with aclosing(client.progress(job_id)) as progress:
+            await watch(progress, quiet=as_json)
+    status = (await client.describe(job_id)).status
+    if as_json:
+        typer.echo(_object({"job_id": job_id, "status": status.value}))
+    elif status is JobStatus.RUNNING:
+        typer.echo(f"job {job_id} is being cancelled")
+    else:
+        typer.echo(f"job {job_id}: {status.value}")
+    if wait and status is not JobStatus.CANCELLED:
+        way_out.print_error(
+            f"job {job_id} was over before it could be cancelled: {status.value}",
+            f"muster show {job_id}",
+        )
+        return way_out.FAILED
+    return 0
+
+
+def _object(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)

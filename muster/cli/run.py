@@ -1,0 +1,151 @@
+"""`muster run`: start a job of an agent, show its progress, then its answer and its time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contracts.agent import AgentSpec
+from contracts.error import BadInputError
+from contracts.job import JobStatus
+from muster import exit as way_out
+from muster.agent_file import load_agent
+from muster.cli.view import console, printable, time_table, verdict
+from muster.cli.watch import watch
+from muster.connection import connect
+from muster.job import Jobs
+from muster.job_id import new_job_id, ui_link
+from muster.job_input import read_input
+from muster.report import JobReport
+from muster.settings import Settings, load_settings
+from muster.stack.state import locate, running_stack
+
+
+def run(
+    agent_file: Annotated[
+        Path, typer.Argument(metavar="AGENT.yaml", help="File that declares the agent.")
+    ],
+    text: Annotated[
+        str, typer.Argument(metavar="INPUT", help="The input; @FILE reads a file, - reads stdin.")
+    ],
+    tenant: Annotated[str, typer.Option(help="Whom the job is for.")] = "default",
+    priority: Annotated[
+        int, typer.Option(min=1, max=5, help="1 to 5; a lower number is served earlier.")
+    ] = 3,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Print the job id and leave at once.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on standard output.")
+    ] = False,
+) -> None:
+    """Run one job and print its answer and where its time went.
+
+    Ctrl-C leaves the job running and says how to come back to it.
+    """
+    settings = load_settings()
+    agent = load_agent(agent_file, settings.tool_path)
+    _check_model(agent, settings)
+    given = read_input(text, sys.stdin.buffer)
+    job_id = new_job_id()
+    started = _Started()
+    try:
+        status = asyncio.run(
+            _run(settings, agent, given, job_id, started, tenant=tenant, priority=priority,
+                 detach=detach, as_json=as_json)
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if started.asked:
+            sure = "goes on" if started.certain else "may have started"
+            console(stderr=True).print(
+                f"detached: job {job_id} {sure}; come back with: muster show {job_id} --wait"
+            )
+        raise typer.Exit(way_out.INTERRUPTED) from None
+    raise typer.Exit(status)
+
+
+class _Started:
+    """How far a start has come, for the one who is interrupted."""
+
+    asked = False
+    certain = False
+
+
+async def _run(
+    settings: Settings,
+    agent: AgentSpec,
+    text: str,
+    job_id: str,
+    started: _Started,
+    *,
+    tenant: str,
+    priority: int,
+    detach: bool,
+    as_json: bool,
+) -> int:
+    where = locate(settings)
+    jobs = Jobs(await connect(settings))
+    started.asked = True
+    await jobs.start(
+        agent, text, model=where.model, tenant=tenant, priority=priority, job_id=job_id
+    )
+    started.certain = True
+    link = link_of(settings, job_id)
+    if detach:
+        typer.echo(_object({"job_id": job_id, "status": "running"}) if as_json else job_id)
+        return 0
+    if not as_json:
+        console(stderr=True).print(f"job {job_id}  {link}", soft_wrap=True)
+    async with aclosing(jobs.progress(job_id)) as progress:
+        await watch(progress, quiet=as_json)
+    report = await jobs.report(job_id)
+    if as_json:
+        typer.echo(_object(report.summary()))
+    else:
+        _print_report(report, link)
+    return say_end(report)
+
+
+def link_of(settings: Settings, job_id: str) -> str:
+    """Return the address of a job in the Temporal UI, or an empty text where it is not known."""
+    ui_url = locate(settings).temporal_ui_url
+    return ui_link(ui_url, settings.temporal_namespace, job_id) if ui_url else ""
+
+
+def say_end(report: JobReport) -> int:
+    """Return 0 if the job has an answer, else say on standard error how it ended and return 1."""
+    if report.status is JobStatus.COMPLETED and report.answer is not None:
+        return 0
+    message, hint = verdict(report)
+    way_out.print_error(printable(message), printable(hint))
+    return way_out.FAILED
+
+
+def _print_report(report: JobReport, link: str) -> None:
+    out = console()
+    if report.answer is not None:
+        typer.echo(printable(report.answer))
+    out.print(time_table(report))
+    if link:
+        out.print(link, soft_wrap=True)
+
+
+def _object(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _check_model(agent: AgentSpec, settings: Settings) -> None:
+    """Refuse an agent whose model the running stack does not serve: its steps would never start."""
+    stack = running_stack(settings.data_dir)
+    if stack is None or settings.inference_url or agent.model in (None, stack.model):
+        return
+    raise BadInputError(
+        f"agent {agent.name!r} wants model {agent.model!r}, this stack serves {stack.model!r}",
+        hint="leave `model` out of the agent file, or start the stack with --model",
+    )

@@ -1,0 +1,254 @@
+"""How jobs look in a terminal: tables, the answer, where time went. Pure: reports in, text out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from contracts.job import JobStatus, StopReason
+from contracts.message import ToolCall
+from contracts.tool import ToolOutcome
+from muster.duration import show_duration
+from muster.job_row import JobRow
+from muster.report import JobReport, StepRow, ToolRow
+
+PLAIN_WIDTH = 160
+"""Width of tables that go to a file or a pipe: wide enough to keep ids whole."""
+
+PREVIEW_CHARS = 200
+"""Of a message, an argument list or a tool result in a turn table."""
+
+_STYLES = {
+    JobStatus.RUNNING: "cyan",
+    JobStatus.COMPLETED: "green",
+    JobStatus.STOPPED: "yellow",
+    JobStatus.FAILED: "red",
+    JobStatus.CANCELLED: "yellow",
+    JobStatus.TERMINATED: "red",
+}
+
+_PARTS = (
+    ("orchestration_s", "orchestration", "Temporal and the workers, around the LLM steps"),
+    ("host_pre_s", "host_pre", "resolve, render, tokenise"),
+    ("ready_wait_s", "ready_wait", "ready, waiting for the scheduler"),
+    ("engine_queue_s", "engine_queue", "waiting inside the engine"),
+    ("prefill_s", "prefill", "reading the prompt"),
+    ("decode_s", "decode", "generating"),
+    ("host_post_s", "host_post", "parse, validate, commit"),
+    ("tool_s", "tools", "at least one tool call in flight"),
+)
+
+_STOPPED = {
+    StopReason.MAX_TURNS: ("its limit on turns", "max_turns"),
+    StopReason.MAX_TOKENS: ("its limit on tokens", "max_tokens"),
+    StopReason.MAX_TOOL_CALLS: ("its limit on tool calls", "max_tool_calls"),
+    StopReason.MAX_WALL_TIME: ("its limit on wall time", "max_wall_time"),
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that fits its terminal, or `PLAIN_WIDTH` where there is none."""
+    out = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return out if out.is_terminal else Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+
+
+def printable(text: str) -> str:
+    """Return text that cannot steer a terminal: control characters but newline and tab go."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for char in text.replace("\r\n", "\n")
+    )
+
+
+def verdict(report: JobReport) -> tuple[str, str]:
+    """Return, for a job without an answer, one line that says how it ended, and a hint."""
+    job_id, show = report.job_id, f"muster show {report.job_id}"
+    match report.status:
+        case JobStatus.RUNNING:
+            return f"job {job_id} is still running", show
+        case JobStatus.STOPPED:
+            what, key = _STOPPED.get(
+                report.stop_reason or StopReason.ANSWERED, ("a limit", "limits")
+            )
+            hint = f"raise limits.{key} in the agent file, or see what it did: {show}"
+            return f"job {job_id} stopped before an answer: it reached {what}", hint
+        case JobStatus.FAILED:
+            return f"job {job_id} failed: {report.failure or 'no reason given'}", (
+                f"{report.hint}; {show}" if report.hint else show
+            )
+        case JobStatus.CANCELLED:
+            return f"job {job_id} was cancelled", f"what it did until then: {show}"
+        case JobStatus.TERMINATED:
+            why = f": {report.failure}" if report.failure else ""
+            return (
+                f"job {job_id} was terminated from outside{why}",
+                f"what it did until then: {show}",
+            )
+        case JobStatus.COMPLETED:
+            return f"job {job_id} completed without an answer", show
+
+
+def time_table(report: JobReport) -> RenderableType:
+    """Return where the job's time went; the rows sum to the wall time."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("time in")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("", style="dim")
+    whole_s = max(report.wall_s, report.time.total_s + report.unfinished_s + report.other_s)
+    rows = [(name, getattr(report.time, key), what) for key, name, what in _PARTS]
+    if report.unfinished_s:
+        rows.append(("unfinished", report.unfinished_s, "LLM steps without a result"))
+    rows.append(("between", report.other_s, "workflow, opening the job"))
+    for name, seconds, what in rows:
+        share = f"{100 * seconds / whole_s:.0f}%" if whole_s else ""
+        table.add_row(name, f"{seconds:.3f}", share, what)
+    table.add_section()
+    cohort = report.mean_cohort_size
+    table.add_row(
+        "wall",
+        f"{report.wall_s:.3f}",
+        "",
+        f"mean cohort size {cohort:.1f}" if cohort is not None else "",
+    )
+    return table
+
+
+def job_table(rows: Sequence[JobRow], now: datetime) -> RenderableType:
+    """Return a listing of jobs."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("job", no_wrap=True)
+    table.add_column("agent")
+    table.add_column("tenant")
+    table.add_column("state", no_wrap=True)
+    table.add_column("started", no_wrap=True)
+    table.add_column("took", justify="right", no_wrap=True)
+    for row in rows:
+        took_s = ((row.closed_at or now) - row.started_at).total_seconds()
+        table.add_row(
+            row.job_id,
+            Text(row.agent or "?"),
+            Text(row.tenant or "?"),
+            Text(row.status.value, style=_STYLES[row.status]),
+            f"{row.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
+            show_duration(max(0.0, took_s)),
+        )
+    return table
+
+
+def job_view(report: JobReport, link: str) -> RenderableType:
+    """Return all that people see of one job: head, turns, answer or end, time, link."""
+    state = Text(report.status.value, style=_STYLES[report.status])
+    head = Text.assemble(
+        ("job ", "bold"), report.job_id, "  ", state, "  ", report.agent or "?", " on ",
+        report.model or "?", f"  started {report.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
+        f"  {show_duration(report.wall_s)}",
+    )  # fmt: skip
+    parts: list[RenderableType] = [head, _totals(report), _turn_table(report)]
+    if report.answer is not None:
+        parts += [Text("answer", style="bold"), Text(printable(report.answer)), Text()]
+    elif report.status is not JobStatus.RUNNING:
+        parts += [Text(printable(verdict(report)[0]), style=_STYLES[report.status]), Text()]
+    parts.append(time_table(report))
+    if link:
+        parts.append(Text(link, no_wrap=True, overflow="ignore"))
+    return Group(*parts)
+
+
+def _totals(report: JobReport) -> Text:
+    usage = report.usage
+    bound = "at least " if usage.lower_bound else ""
+    wasted = f", {usage.wasted_tokens:,} wasted" if usage.wasted_tokens else ""
+    return Text(
+        f"{_count(report.turns, 'turn')}, {_count(report.llm_steps, 'LLM step')}, "
+        f"{_count(report.tool_calls, 'tool call')}; {bound}{usage.prompt_tokens:,} prompt tokens "
+        f"({usage.cached_tokens:,} cached), {usage.completion_tokens:,} generated{wasted}",
+        style="dim",
+    )
+
+
+def _turn_table(report: JobReport) -> RenderableType:
+    if not report.rows:
+        return Text("\nno LLM step yet\n", style="dim")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("turn", justify="right")
+    table.add_column("what")
+    table.add_column("state")
+    table.add_column("prompt", justify="right")
+    table.add_column("cached", justify="right")
+    table.add_column("out", justify="right")
+    table.add_column("seconds", justify="right")
+    table.add_column("tries", justify="right")
+    table.add_column("came to", ratio=1, overflow="fold")
+    for row in report.rows:
+        if row.step:
+            table.add_row(str(row.turn), "LLM step", *_step_cells(row.step))
+        for tool in row.tools:
+            table.add_row("", Text(f"  {tool.tool}"), *_tool_cells(tool))
+    return table
+
+
+def _step_cells(step: StepRow) -> list[RenderableType]:
+    usage = step.usage
+    known = step.time is not None
+    if step.tool_calls:
+        came_to = ", ".join(map(_call_text, step.tool_calls))
+    else:
+        came_to = step.content or ""
+    return [
+        _state(step.state),
+        f"{usage.prompt_tokens:,}" if known else "",
+        f"{usage.cached_tokens:,}" if known else "",
+        f"{usage.completion_tokens:,}" if known else "",
+        f"{step.total_s:.2f}",
+        str(step.attempts or ""),
+        _came_to(came_to, step.failure),
+    ]
+
+
+def _tool_cells(tool: ToolRow) -> list[RenderableType]:
+    refused = tool.outcome is ToolOutcome.ERROR
+    return [
+        _state("error" if refused else tool.state),
+        "", "", "",
+        f"{tool.total_s:.2f}",
+        str(tool.attempts or ""),
+        _came_to(tool.content or "", tool.failure),
+    ]  # fmt: skip
+
+
+def _state(state: str) -> Text:
+    styles = {"completed": "green", "open": "cyan", "cancelled": "yellow"}
+    return Text(state, style=styles.get(state, "red"))
+
+
+def _came_to(text: str, failure: str | None) -> Text:
+    shown = Text(_preview(text))
+    if failure:
+        if text:
+            shown.append("\n")
+        shown.append(_preview(failure), style="red")
+    return shown
+
+
+def _call_text(call: ToolCall) -> str:
+    arguments = (
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items()
+    )
+    return f"{call.tool}({', '.join(arguments)})"
+
+
+def _preview(text: str) -> str:
+    line = " ".join(printable(text[: 2 * PREVIEW_CHARS]).split())
+    whole = len(line) <= PREVIEW_CHARS and len(text) <= 2 * PREVIEW_CHARS
+    return line if whole else line[:PREVIEW_CHARS] + "…"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,316 @@
+"""Jobs from the client's side: start them, watch them, list them, cancel them, report on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from pydantic_core import to_json
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+)
+from temporalio.common import (
+    Priority,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDReusePolicy,
+)
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.agent import AgentSpec
+from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
+from contracts.job import AgentJobInput, AgentJobResult, JobProgress, JobStatus
+from contracts.llm_step import Usage
+from contracts.name import (
+    AGENT_WORKFLOW,
+    AGENTS_QUEUE,
+    PROGRESS_QUERY,
+)
+from muster.job_id import check_job_id, new_job_id
+from muster.job_input import check_input
+from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
+from muster.job_view import doing
+from muster.report import JobReport, build_report
+
+MAX_START_BYTES = 1_900_000
+"""A start input as JSON: Temporal refuses payloads over 2 MB."""
+
+MAX_SUMMARY_BYTES = 200
+"""A job's summary line in the Temporal UI; Temporal's own limit is 400 bytes as JSON."""
+
+MAX_TENANT_BYTES = 64
+"""A tenant is Temporal's fairness key, which may not be longer."""
+
+TIMEOUT_GRACE = timedelta(hours=1)
+"""A job stops itself at its wall-time limit; the server ends it this much later if it did not."""
+
+QUERY_TIMEOUT = timedelta(seconds=2)
+"""How long a progress query waits for an agent worker."""
+
+OUTAGE_LIMIT = timedelta(minutes=10)
+"""How long one who watches a job waits for a Temporal server that does not answer."""
+
+_RETRY_S = 1.0
+_ANSWERED_S = 30.0
+"""A wait for a job's end that lasted this long was heard by the server: the outage is a new one."""
+
+MAX_RUNS = 1_000
+"""Runs of one job that a report reads."""
+
+_AWAY = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
+"""What a call to a server that is down, starting or cut off ends with."""
+
+T = TypeVar("T")
+
+
+class JobEndedError(MusterError):
+    """A job has ended without a result: `status` says how."""
+
+    def __init__(self, job_id: str, status: JobStatus, reason: str | None, hint: str) -> None:
+        super().__init__(f"job {job_id} {status}" + (f": {reason}" if reason else ""), hint=hint)
+        self.job_id, self.status, self.reason = job_id, status, reason
+
+
+class Jobs:
+    """The jobs of one Temporal namespace."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def start(
+        self,
+        agent: AgentSpec,
+        text: str,
+        *,
+        model: str,
+        tenant: str = "default",
+        priority: int = 3,
+        job_id: str | None = None,
+    ) -> str:
+        """Start a job of `agent` on the input `text` and return its id.
+
+        `model` is used if the agent names none. With a `job_id` of the caller's own, a second
+        start with it is refused: job ids are never used again.
+        """
+        job = AgentJobInput(
+            agent=agent,
+            input=check_input(text),
+            model=agent.model or model,
+            tenant=_tenant(tenant),
+            priority=priority,
+        )
+        size = len(to_json(job))
+        if size > MAX_START_BYTES:
+            raise LimitExceededError(
+                "the job's input, with its agent, as JSON", size, MAX_START_BYTES, "bytes",
+                hint="shorten the input or the agent's instructions and examples",
+            )  # fmt: skip
+        job_id = check_job_id(job_id) if job_id else new_job_id()
+        try:
+            await self._client.start_workflow(
+                AGENT_WORKFLOW,
+                job,
+                id=job_id,
+                task_queue=AGENTS_QUEUE,
+                execution_timeout=agent.limits.max_wall_time + TIMEOUT_GRACE,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                search_attributes=_search_attributes(job),
+                static_summary=_summary(job),
+                priority=Priority(priority_key=priority, fairness_key=tenant),
+            )
+        except WorkflowAlreadyStartedError:
+            raise BadInputError(
+                f"job {job_id} exists already", hint="job ids are used once; leave it out"
+            ) from None
+        return job_id
+
+    async def result(self, job_id: str) -> AgentJobResult:
+        """Wait for a job's end; raises `JobEndedError` if it ended without a result."""
+        await self.wait(job_id)
+        report = await self.report(job_id)
+        if report.stop_reason is None:
+            raise JobEndedError(job_id, report.status, report.failure, report.hint or "")
+        return AgentJobResult(
+            answer=report.answer,
+            stop_reason=report.stop_reason,
+            turns=report.turns,
+            llm_steps=report.llm_steps,
+            tool_calls=report.tool_calls,
+            usage=report.usage,
+        )
+
+    async def progress(
+        self, job_id: str, *, every: timedelta = timedelta(seconds=0.5)
+    ) -> AsyncGenerator[JobProgress, None]:
+        """Yield what the job does now, about each `every`, until it has ended.
+
+        Workers and the server may be down meanwhile: `doing` says so, and the counts are the last
+        ones known. Raises `UnavailableError` if the server is away for `OUTAGE_LIMIT`.
+        """
+        handle = self._handle(job_id)
+        await _known(job_id, handle.describe())
+        closed = asyncio.create_task(self._closed(handle))
+        last = JobProgress(turns=0, llm_steps=0, tool_calls=0, doing="starting", usage=Usage())
+        try:
+            while not closed.done():
+                asking = asyncio.create_task(self._look(handle, last))
+                try:
+                    await asyncio.wait({asking, closed}, return_when=asyncio.FIRST_COMPLETED)
+                    if asking.done():
+                        last = asking.result()
+                        yield last
+                finally:
+                    asking.cancel()
+                await asyncio.wait({closed}, timeout=every.total_seconds())
+            closed.result()
+        finally:
+            closed.cancel()
+
+    async def cancel(self, job_id: str) -> None:
+        """Ask a job to cancel itself; raises `BadInputError` if it has ended some other way."""
+        try:
+            await self._handle(job_id).cancel()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            row = await self.describe(job_id)
+            if row.status is not JobStatus.CANCELLED:
+                raise BadInputError(
+                    f"job {job_id} has already ended: {row.status}", hint=f"muster show {job_id}"
+                ) from None
+
+    async def wait(self, job_id: str) -> None:
+        """Wait until a job has ended, however it ends."""
+        handle = self._handle(job_id)
+        await _known(job_id, handle.describe())
+        await self._closed(handle)
+
+    async def list(
+        self,
+        *,
+        status: JobStatus | None = None,
+        agent: str | None = None,
+        limit: int = 20,
+    ) -> list[JobRow]:
+        """Return jobs, those that run first, then the last ended; at most `limit`."""
+        found = self._client.list_workflows(
+            listing_query(status, agent, limit), limit=limit, page_size=min(limit, 1_000)
+        )
+        return [row_of(each) async for each in found]
+
+    async def describe(self, job_id: str) -> JobRow:
+        """Return how one job stands."""
+        return row_of(await _known(job_id, self._handle(job_id).describe()))
+
+    async def report(self, job_id: str) -> JobReport:
+        """Return a job's report, from its history as it is now."""
+        handle = self._handle(job_id)
+        description = await _known(job_id, handle.describe())
+        history = await _known(job_id, self._handle(job_id, description.run_id).fetch_history())
+        runs: list[Sequence[HistoryEvent]] = [history.events]
+        while previous := _previous_run(runs[0]):
+            if len(runs) == MAX_RUNS:
+                break
+            earlier = self._handle(job_id, previous)
+            runs.insert(0, (await _known(job_id, earlier.fetch_history())).events)
+        pending = description.raw_description.pending_activities
+        return build_report(job_id, runs, now=datetime.now(UTC), pending=pending)
+
+    def _handle(self, job_id: str, run_id: str | None = None) -> WorkflowHandle[object, object]:
+        return self._client.get_workflow_handle(check_job_id(job_id), run_id=run_id)
+
+    async def _closed(self, handle: WorkflowHandle[object, object]) -> None:
+        """Wait for the job's end, over outages of the server up to `OUTAGE_LIMIT`."""
+        loop = asyncio.get_running_loop()
+        away_since_s: float | None = None
+        while True:
+            asked_s = loop.time()
+            try:
+                await handle.result()
+                return
+            except WorkflowFailureError:
+                return
+            except RPCError as error:
+                if error.status not in _AWAY:
+                    raise
+                if away_since_s is None or loop.time() - asked_s > _ANSWERED_S:
+                    away_since_s = asked_s
+                if loop.time() - away_since_s > OUTAGE_LIMIT.total_seconds():
+                    raise UnavailableError(
+                        f"Temporal has not answered for {OUTAGE_LIMIT}",
+                        hint=f"the job is safe; muster status, then muster show {handle.id}",
+                    ) from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def _look(self, handle: WorkflowHandle[object, object], last: JobProgress) -> JobProgress:
+        """Return the job's progress; what no worker or server tells now stays as it was."""
+        pending: Sequence[PendingActivityInfo] = ()
+        try:
+            description = await handle.describe(rpc_timeout=QUERY_TIMEOUT)
+            pending = description.raw_description.pending_activities
+            answer: JobProgress = await handle.query(
+                PROGRESS_QUERY, result_type=JobProgress, rpc_timeout=QUERY_TIMEOUT
+            )
+            return answer.model_copy(update={"doing": doing(answer.doing, pending)})
+        except RPCError as error:
+            if error.status is RPCStatusCode.UNAVAILABLE:
+                return last.model_copy(update={"doing": "waiting for Temporal to answer"})
+            return last.model_copy(update={"doing": doing("waiting for an agent worker", pending)})
+        except WorkflowQueryFailedError:
+            return last.model_copy(update={"doing": doing("waiting for an agent worker", pending)})
+
+
+def _tenant(tenant: str) -> str:
+    size = len(tenant.encode())
+    if not 1 <= size <= MAX_TENANT_BYTES or not tenant.isprintable():
+        raise BadInputError(
+            f"tenant {tenant[:80]!r} is not a name of 1 to {MAX_TENANT_BYTES} bytes",
+            hint="--tenant names who the job is for",
+        )
+    return tenant
+
+
+def _search_attributes(job: AgentJobInput) -> TypedSearchAttributes:
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(AGENT_KEY, job.agent.name),
+            SearchAttributePair(TENANT_KEY, job.tenant),
+            SearchAttributePair(STATE_KEY, JobStatus.RUNNING.value),
+        ]
+    )
+
+
+def _summary(job: AgentJobInput) -> str:
+    """Return the line that names the job in the Temporal UI: its agent and its input."""
+    text = " ".join(f"{job.agent.name}: {job.input[:MAX_SUMMARY_BYTES]}".split())
+    text = "".join(char if char.isprintable() else " " for char in text)
+    whole = text
+    while len(json.dumps(text)) > MAX_SUMMARY_BYTES:
+        text = text[:-1]
+    return text if text == whole else text + "…"
+
+
+def _previous_run(events: Sequence[HistoryEvent]) -> str:
+    """Return the id of the run that continued as this one, or an empty text."""
+    return events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+
+
+async def _known(job_id: str, call: Awaitable[T]) -> T:
+    """Await a call about a job; raise `BadInputError` if the server knows no such job."""
+    try:
+        return await call
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        raise BadInputError(
+            f"no job {job_id}", hint="muster jobs lists the jobs; closed ones are kept 30 days"
+        ) from None
