@@ -69,6 +69,11 @@ class Sessions:
         if not self.append_only:
             log.warning("the chat template is not append-only: each step renders its whole prompt")
 
+    @property
+    def live_tokens(self) -> int:
+        """Token ids held in memory."""
+        return self._live_tokens
+
     async def resolve(self, step: LLMStepInput, toolset: Toolset) -> Prompt:
         """Return the step's prompt. Raises `BadInputError` if the store lacks its base."""
         run = step.base.token_run if step.base else None
