@@ -97,6 +97,10 @@ class InferenceService:
         if cause is not StopCause.ABANDONED or not generation.attempts:
             self._stop(generation, cause)
 
+    def generation(self, step_id: str) -> Generation | None:
+        """Return the running generation of a step, or None."""
+        return self._live.get(step_id)
+
     def heartbeat(self, generation: Generation) -> StepHeartbeat:
         """Return what the step's next heartbeat should say."""
         return StepHeartbeat(

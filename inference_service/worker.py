@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
-from store.step_ledger import AttemptOutcome, StepLedger
+from store.step_ledger import StepLedger
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
@@ -150,7 +150,7 @@ async def fail_orphans(client: Client, ledger: StepLedger, replica: str) -> int:
 
     Temporal then retries them at once instead of waiting for their heartbeat timeout.
     """
-    orphans = await ledger.orphans(replica)
+    orphans = await ledger.abandon_orphans(replica)
     gone = ApplicationError(f"replica {replica!r} was restarted", type="ReplicaRestarted")
     for orphan in orphans:
         handle = client.get_async_activity_handle(task_token=orphan.task_token)
@@ -158,9 +158,6 @@ async def fail_orphans(client: Client, ledger: StepLedger, replica: str) -> int:
             await handle.fail(gone)
         except RPCError as error:
             log.info("orphan %s is known no more: %s", orphan.step_id, error.message)
-        await ledger.close_attempt(
-            orphan.step_id, orphan.epoch, AttemptOutcome.ABANDONED, None, "replica restarted"
-        )
     return len(orphans)
 
 

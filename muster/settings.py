@@ -47,6 +47,8 @@ class Settings(BaseSettings):
 
     inference_url: str = ""
     """`http://…` of an external inference service; empty starts the embedded one."""
+    inference_host: str = Field("127.0.0.1", min_length=1)
+    """Interface on which the inference service's HTTP surface listens; loopback by default."""
     inference_port: Port = 8100
     """TCP port of the embedded inference service's HTTP surface (health, statistics)."""
 
@@ -59,8 +61,9 @@ class Settings(BaseSettings):
     """Engine of the inference service; `simulated` follows a cost model and needs no weights."""
     max_num_seqs: int = Field(32, ge=1, le=4_096)
     """Sequences the engine runs at once."""
-    kv_cache_bytes: int = Field(512 * 1024**2, ge=1024**2)
-    """Memory of the engine's KV cache, in bytes; 512 MiB fits a 2-core machine with room."""
+    kv_cache_bytes: int = Field(0, ge=0)
+    """Memory of the engine's KV cache, in bytes; 0 takes what the engine chooses (on a GPU most of
+    what the model leaves, on a CPU 1 GiB)."""
     max_model_len: int = Field(0, ge=0)
     """Longest prompt plus output, in tokens; 0 takes the model's own context window."""
     replica: str = Field("engine-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")

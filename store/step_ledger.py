@@ -76,10 +76,16 @@ _ATTACH = (
     .where(_at_row & (_table.outcome == _RUNNING))
     .values(task_token=sa.bindparam("new_token"))
 )
-_ORPHANS = (
-    sa.select(_table.step_id, _table.epoch, _table.task_token)
-    .where((_table.replica == sa.bindparam("replica")) & (_table.outcome == _RUNNING))
-    .order_by(_table.claimed_at)
+_ABANDON_ORPHANS = (
+    sa.update(step_ledger)
+    .where((_table.replica == sa.bindparam("of_replica")) & (_table.outcome == _RUNNING))
+    .values(
+        outcome=_ABANDONED,
+        lower_bound=True,
+        ended_at=sa.func.now(),
+        error="its replica was restarted",
+    )
+    .returning(_table.step_id, _table.epoch, _table.task_token)
 )
 
 
@@ -265,9 +271,9 @@ class StepLedger:
         }
         await self._database.execute(_CLOSE, values)
 
-    async def orphans(self, replica: str) -> list[Orphan]:
-        """Return the RUNNING attempts of a replica, oldest first: all lost if it just started."""
-        rows = await self._database.fetch(_ORPHANS, {"replica": replica})
+    async def abandon_orphans(self, replica: str) -> list[Orphan]:
+        """Abandon and return the RUNNING attempts of a replica: all lost, if it just started."""
+        rows = await self._database.fetch(_ABANDON_ORPHANS, {"of_replica": replica})
         return [Orphan(row.step_id, row.epoch, row.task_token) for row in rows]
 
     async def attempts(self, step_id: str) -> list[Attempt]:

@@ -23,12 +23,17 @@ class EngineDeadError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """What the engine can hold at once. `kv_tokens` is the KV cache's size in tokens."""
+    """What the engine can hold at once, and compute in one engine step.
+
+    `kv_tokens` is the KV cache's size in tokens, `max_num_batched_tokens` the most tokens of one
+    engine step, prompts and decodes together.
+    """
 
     max_num_seqs: int
     kv_tokens: int
     block_size: int
     max_model_len: int
+    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ class SimulatedEngine:
             kv_tokens=config.num_blocks * config.block_size,
             block_size=config.block_size,
             max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:

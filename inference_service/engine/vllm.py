@@ -350,6 +350,7 @@ def _capacity(engine: AsyncLLM) -> EngineCapacity:
         kv_tokens=cache.kv_cache_size_tokens or cache.num_gpu_blocks * block_size,
         block_size=block_size,
         max_model_len=config.model_config.max_model_len,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
     )
 
 

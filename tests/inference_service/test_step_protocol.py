@@ -22,7 +22,7 @@ from inference_service.prompt import InvalidOutputError
 from inference_service.step import StepSettings
 from store.database import Database
 from store.step_ledger import AttemptOutcome, Claimed
-from tests.inference_service.harness import harness, step_input, until
+from tests.inference_service.harness import Harness, harness, step_input, until
 
 SLOW = SimulatedConfig(time_scale=1.0, max_num_seqs=1)
 """Real time: an answer of 400 tokens takes seconds, long enough to interfere with."""
@@ -248,6 +248,6 @@ async def test_parts_of_the_time_are_never_negative(database: Database) -> None:
         assert parts["decode_s"] > 0
 
 
-async def _engine_is_empty(h: object) -> bool:
-    stats = await h.engine.stats()  # type: ignore[attr-defined]
-    return bool(stats.num_running == 0 and stats.num_waiting == 0)
+async def _engine_is_empty(h: Harness) -> bool:
+    stats = await h.engine.stats()
+    return stats.num_running == 0 and stats.num_waiting == 0

@@ -1,0 +1,130 @@
+"""The inference service's process: one engine, its scheduler, its Temporal workers, its HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import uvicorn
+
+from contracts.error import UnavailableError
+from inference_service.engine.protocol import Engine, EngineCapacity
+from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
+from inference_service.http import http_app
+from inference_service.model import prepare_model
+from inference_service.scheduler.event import CapacityChanged
+from inference_service.scheduler.fcfs import FirstComeFirstServed
+from inference_service.service import InferenceService
+from inference_service.worker import WorkerSettings, fail_orphans, serve
+from muster.connection import connect, identity
+from muster.settings import Settings
+from muster.stack.namespace import check_namespace
+from muster.worker.lifecycle import stop_event
+from muster.worker.tools import database_url
+from store.context import ContextStore
+from store.database import Database
+from store.step_ledger import StepLedger
+
+log = logging.getLogger(__name__)
+
+
+async def main(settings: Settings) -> None:
+    """Serve until SIGTERM. Raises UnavailableError when the engine dies: start it anew."""
+    stop = stop_event()
+    client = await connect(settings, role="inference")
+    await check_namespace(client)
+    database = Database(database_url(settings), pool_size=settings.database_pool_size)
+    engine = await _engine(settings)
+    try:
+        await database.check()
+        ledger = StepLedger(database)
+        orphans = await fail_orphans(client, ledger, settings.replica)
+        log.info("orphaned attempts failed", extra={"orphans": orphans})
+        capacity = await engine.start()
+        log.info("engine up", extra={"capacity": str(capacity)})
+        service = InferenceService(
+            engine=engine,
+            scheduler=FirstComeFirstServed(_capacity_event(capacity)),
+            ledger=ledger,
+            contexts=ContextStore(database),
+            replica=settings.replica,
+        )
+        async with _http(service, settings, capacity):
+            await serve(
+                client,
+                service,
+                model=settings.served_model,
+                stop=stop,
+                settings=_worker_settings(settings),
+                identity=identity("inference"),
+            )
+        if service.engine_died.is_set():
+            raise UnavailableError("the engine died", hint="its last words stand above")
+    finally:
+        await engine.close()
+        await database.close()
+
+
+async def _engine(settings: Settings) -> Engine:
+    if settings.engine == "simulated":
+        return SimulatedEngine(SimulatedConfig(max_num_seqs=settings.max_num_seqs, time_scale=0.0))
+    from inference_service.engine.vllm import VLLMConfig, VLLMEngine
+
+    model = await asyncio.to_thread(prepare_model, settings.model, settings.data_dir, log.info)
+    return VLLMEngine(
+        VLLMConfig(
+            model=model.path,
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len or None,
+            kv_cache_bytes=settings.kv_cache_bytes or None,
+        )
+    )
+
+
+def _capacity_event(capacity: EngineCapacity) -> CapacityChanged:
+    return CapacityChanged(
+        max_num_seqs=capacity.max_num_seqs,
+        kv_tokens=capacity.kv_tokens,
+        max_model_len=capacity.max_model_len,
+        prefill_tokens=2 * capacity.max_num_batched_tokens,
+    )
+
+
+def _worker_settings(settings: Settings) -> WorkerSettings:
+    """Ask for cancellations by heartbeat unless the server is ours, which pushes them."""
+    is_external = bool(settings.temporal_address)
+    return WorkerSettings(
+        cancel_heartbeat=timedelta(seconds=1) if is_external else None,
+        drain=settings.drain_timeout,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _http(
+    service: InferenceService, settings: Settings, capacity: EngineCapacity
+) -> AsyncIterator[None]:
+    """Serve health and statistics on the loopback interface."""
+    app = http_app(service, model=settings.served_model, capacity=capacity)
+    server = _Server(
+        uvicorn.Config(
+            app, host=settings.inference_host, port=settings.inference_port, log_config=None
+        )
+    )
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that leaves signals to the process it lives in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Capture none."""
+        yield
