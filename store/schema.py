@@ -82,6 +82,7 @@ step_ledger = sa.Table(
     sa.Column("prompt_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("cached_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("completion_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("wasted_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("lower_bound", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("past_prompt_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("past_cached_tokens", sa.BigInteger, nullable=False, server_default="0"),

@@ -89,26 +89,29 @@ _ABANDON_ORPHANS = (
 )
 
 
-def _usage_columns() -> dict[str, Any]:
-    return {
-        "prompt_tokens": sa.bindparam("used_prompt"),
-        "cached_tokens": sa.bindparam("used_cached"),
-        "completion_tokens": sa.bindparam("used_completion"),
-        "lower_bound": sa.bindparam("used_lower_bound"),
-    }
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "wasted_tokens")
+_PAST_COLUMNS = {
+    "prompt_tokens": "past_prompt_tokens",
+    "cached_tokens": "past_cached_tokens",
+    "completion_tokens": "past_completion_tokens",
+    "wasted_tokens": "past_completion_tokens",  # nothing that earlier attempts made was kept
+}
 
 
-def _usage_values(usage: Usage) -> dict[str, Any]:
-    return {
-        "used_prompt": usage.prompt_tokens,
-        "used_cached": usage.cached_tokens,
-        "used_completion": usage.completion_tokens,
-        "used_lower_bound": usage.lower_bound,
-    }
+def _used(name: str) -> sa.BindParameter[int]:
+    return sa.bindparam(f"used_{name}", type_=sa.BigInteger)
+
+
+def _usage_values(usage: Usage | None) -> dict[str, Any]:
+    """Return the parameters `used_…`; None keeps the counts on record, which are a lower bound."""
+    counts = {f"used_{name}": getattr(usage, name, None) for name in _COUNTS}
+    return {**counts, "used_lower_bound": usage is None or usage.lower_bound}
 
 
 _PROGRESS = (
-    sa.update(step_ledger).where(_at_row & (_table.outcome == _RUNNING)).values(**_usage_columns())
+    sa.update(step_ledger)
+    .where(_at_row & (_table.outcome == _RUNNING))
+    .values(lower_bound=True, **{name: _used(name) for name in _COUNTS})
 )
 _CLOSE = (
     sa.update(step_ledger)
@@ -117,7 +120,8 @@ _CLOSE = (
         outcome=sa.case((_table.outcome == _RUNNING, sa.bindparam("closed_as")), else_=_ABANDONED),
         error=sa.bindparam("why"),
         ended_at=sa.func.coalesce(_table.ended_at, sa.func.now()),
-        **_usage_columns(),
+        lower_bound=sa.bindparam("used_lower_bound"),
+        **{name: sa.func.coalesce(_used(name), _table[name]) for name in _COUNTS},
     )
 )
 _READ_ROW = sa.select(step_ledger).where(_at_row)
@@ -125,10 +129,9 @@ _READ_ROW = sa.select(step_ledger).where(_at_row)
 
 def _commit_statement() -> sa.Executable:
     """Return the commit: the ledger row if it is still ours and, only then, nodes and tokens."""
-    used = _usage_columns()
     own = {
-        name: sa.func.greatest(used[name] - _table[f"past_{name}"], 0)
-        for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
+        name: sa.func.greatest(_used(name) - _table[past], 0)
+        for name, past in _PAST_COLUMNS.items()
     }
     won = (
         sa.update(step_ledger)
@@ -238,14 +241,14 @@ class StepLedger:
         rows = await self._database.fetch(_READ_ROW, at_row)
         if not rows or rows[0].outcome != _ABANDONED:
             return bool(rows) and rows[0].outcome == _FINISHED
-        past, total = rows[0], result.usage
-        own = Usage(
-            prompt_tokens=max(total.prompt_tokens - past.past_prompt_tokens, 0),
-            cached_tokens=max(total.cached_tokens - past.past_cached_tokens, 0),
-            completion_tokens=max(total.completion_tokens - past.past_completion_tokens, 0),
-        )
+        past = {name: getattr(rows[0], column) for name, column in _PAST_COLUMNS.items()}
+        own = {name: max(getattr(result.usage, name) - past[name], 0) for name in _COUNTS}
         await self.close_attempt(
-            result.step_id, result.epoch, AttemptOutcome.ABANDONED, own, "result came too late"
+            result.step_id,
+            result.epoch,
+            AttemptOutcome.ABANDONED,
+            Usage(**own),
+            "result came too late",
         )
         return False
 
@@ -254,10 +257,10 @@ class StepLedger:
         step_id: str,
         epoch: int,
         outcome: AttemptOutcome,
-        usage: Usage,
+        usage: Usage | None,
         error: str = "",
     ) -> None:
-        """End an attempt without a result; `usage` is its own tokens.
+        """End an attempt without a result; `usage` is its own tokens, None keeps those on record.
 
         A superseded attempt stays ABANDONED and gets its final count; an ended one is left alone.
         """
@@ -304,7 +307,7 @@ async def _claim_again(
         row["replica"],
         row["task_token"],
     ):
-        return Claimed(last.epoch, failures, _past(earlier[:-1]))
+        return Claimed(last.epoch, failures, _past_as_told(last, earlier[:-1]))
     await connection.execute(_ABANDON, of_step)
     past = _past(earlier)
     await connection.execute(
@@ -333,13 +336,19 @@ def _past(earlier: Sequence[sa.Row[Any]]) -> Usage:
     return past
 
 
+def _past_as_told(row: sa.Row[Any], earlier: Sequence[sa.Row[Any]]) -> Usage:
+    """Return what the claim that made `row` told: late reports of older attempts came since."""
+    counts = {name: getattr(row, column) for name, column in _PAST_COLUMNS.items()}
+    return Usage(**counts, lower_bound=_past(earlier).lower_bound)
+
+
 def _attempt(row: sa.Row[Any]) -> Attempt:
-    is_waste = row.outcome != _FINISHED
+    is_waste = row.outcome not in (_RUNNING, _FINISHED)
     usage = Usage(
         prompt_tokens=row.prompt_tokens,
         cached_tokens=row.cached_tokens,
         completion_tokens=row.completion_tokens,
-        wasted_tokens=row.completion_tokens if is_waste and row.ended_at else 0,
+        wasted_tokens=row.completion_tokens if is_waste else row.wasted_tokens,
         lower_bound=row.lower_bound,
     )
     return Attempt(

@@ -29,9 +29,15 @@ class ToolCallChangedError(BadInputError):
 
 @dataclass(frozen=True, slots=True)
 class ToolClaimed:
-    """The call is the caller's to run, as `attempt` (1 is the first)."""
+    """The call is the caller's to run, as `attempt` (1 is the first).
+
+    `failures` counts earlier attempts that failed, `lost` those that ended with nobody to say how
+    (their worker was killed, or they timed out); the two have different limits.
+    """
 
     attempt: int
+    failures: int = 0
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +193,11 @@ async def _claim_again(
         if attempt.outcome == _FINISHED:
             return ToolFinished(CallToolResult.model_validate_json(attempt.result))
     last = earlier[-1]
+    outcomes = [attempt.outcome for attempt in earlier]
+    failures = outcomes.count(AttemptOutcome.FAILED.value)
+    lost = outcomes.count(_ABANDONED)
     if last.outcome == _RUNNING and last.claim_token == row["claim_token"]:
-        return ToolClaimed(last.attempt)
+        return ToolClaimed(last.attempt, failures, lost)
     await connection.execute(_ABANDON, of_call)
     await connection.execute(_CLAIM_NEXT, {**row, "attempt": last.attempt + 1})
-    return ToolClaimed(last.attempt + 1)
+    return ToolClaimed(last.attempt + 1, failures, lost + (last.outcome == _RUNNING))

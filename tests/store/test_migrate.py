@@ -106,8 +106,9 @@ async def test_server_that_does_not_answer_is_unavailable_with_a_hint(tmp_path: 
     await database.close()
 
 
-async def test_database_that_does_not_exist_is_bad_input(postgres_directory: str) -> None:
-    database = Database(f"postgresql://postgres@/nowhere?host={postgres_directory}")
+async def test_database_that_does_not_exist_is_bad_input(database_url: str) -> None:
+    url = parse_url(database_url).set(drivername="postgresql", database="nowhere")
+    database = Database(url.render_as_string(hide_password=False))
     with pytest.raises(BadInputError, match='database "nowhere" does not exist'):
         await database.check()
     await database.close()

@@ -139,7 +139,7 @@ async def test_claim_tells_failures_and_tokens_of_earlier_attempts(database: Dat
     )
     assert third == Claimed(epoch=3, failures=1, past=past)
 
-    own = Usage(prompt_tokens=10, cached_tokens=9, completion_tokens=5)
+    own = Usage(prompt_tokens=10, cached_tokens=9, completion_tokens=5, wasted_tokens=2)
     assert await _commit(ledger, 3, past + own)
     rows = await ledger.attempts(STEP.step_id)
     assert [row.outcome.value for row in rows] == ["failed", "abandoned", "finished"]
@@ -158,6 +158,18 @@ async def test_closed_attempt_stays_as_it_ended(database: Database) -> None:
     assert not await _commit(ledger, 1, Usage(completion_tokens=4))
     (row,) = await ledger.attempts(STEP.step_id)
     assert (row.outcome, row.usage.completion_tokens) == (AttemptOutcome.CANCELLED, 3)
+    assert not row.usage.lower_bound
+
+
+async def test_attempt_closed_without_counts_keeps_those_on_record(database: Database) -> None:
+    ledger = StepLedger(database)
+    await _own(ledger)
+    await ledger.progress(STEP.step_id, 1, Usage(prompt_tokens=8, completion_tokens=3))
+    await ledger.close_attempt(STEP.step_id, 1, AttemptOutcome.ABANDONED, None, "killed")
+    (row,) = await ledger.attempts(STEP.step_id)
+    assert row.usage == Usage(
+        prompt_tokens=8, completion_tokens=3, wasted_tokens=3, lower_bound=True
+    )
 
 
 async def test_orphans_are_the_running_attempts_with_their_last_task_token(

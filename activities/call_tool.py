@@ -1,0 +1,182 @@
+"""The `call_tool` activity: one attempt at one tool call.
+
+1. Claim the call in the tool ledger; a finished call is answered from there.
+2. Load the tool and check the model's arguments against its types.
+3. Run it, bounded in time, with the call's id as idempotency key if it takes one.
+4. Make its result text, bounded in size; or say whose fault its error is (`error_map`).
+5. Record the outcome, then return it, or raise what Temporal shall retry or fail with.
+
+The ledger counts failures, not Temporal: a worker killed in the middle of a call has cost an
+attempt of Temporal's, yet it was no failure of the tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from temporalio import activity
+
+from activities.argument import IDEMPOTENCY_KEY, WrongArgumentsError
+from activities.error_map import FailureKind, ToolFailure, application_error, classify, tool_error
+from activities.execution import ToolExecution
+from activities.output import output_of
+from activities.result import render
+from activities.toolset import load_tool
+from contracts.agent import OnFailure
+from contracts.error import MusterError, UnavailableError
+from contracts.name import CALL_TOOL
+from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
+from store.attempt import AttemptOutcome
+from store.database import Database
+from store.tool_ledger import ToolClaimed, ToolFinished, ToolLedger
+
+HEARTBEAT_INTERVAL_S = 5.0
+"""A call that is over sooner costs the server no heartbeat."""
+
+MAX_LOST_ATTEMPTS = 10
+"""Attempts whose worker was lost before a call counts as what kills its workers."""
+
+TIMEOUT_SHARE = 0.95
+"""Of Temporal's start-to-close timeout: ours must come first, since ours says what happened."""
+
+CLOSE_TIMEOUT_S = 2.0
+"""How long a cancelled call tries to record its end; the next claim does it otherwise."""
+
+_log = logging.getLogger(__name__)
+
+
+class CallTool:
+    """Runs tool calls on behalf of workflows."""
+
+    def __init__(self, database: Database) -> None:
+        self._ledger = ToolLedger(database)
+        self._execution = ToolExecution()
+
+    @activity.defn(name=CALL_TOOL)
+    async def call_tool(self, request: CallToolInput) -> CallToolResult:
+        """Run a tool once and return what the model reads.
+
+        Raises ApplicationError: retryable for a transient failure with attempts left, else not.
+        """
+        try:
+            claim = await self._ledger.claim(
+                job_id=request.job_id, call=request.call, claim_token=activity.info().task_token
+            )
+            if isinstance(claim, ToolFinished):
+                return claim.result
+            return await self._attempt(request, claim)
+        except MusterError as error:
+            raise application_error(error) from None
+
+    async def _attempt(self, request: CallToolInput, claim: ToolClaimed) -> CallToolResult:
+        started = time.monotonic()
+        try:
+            async with _heartbeats():
+                outcome = await self._run(request, claim)
+        except asyncio.CancelledError:
+            await self._close_cancelled(request, claim)
+            raise
+        duration_s = time.monotonic() - started
+        if isinstance(outcome, str):
+            return await self._commit(request, claim, ToolOutcome.OK, outcome, duration_s)
+        failure = _settle(request, claim, outcome)
+        if failure.kind is FailureKind.MODEL or (
+            failure.kind is FailureKind.PERMANENT
+            and request.tool.on_failure is OnFailure.TELL_MODEL
+        ):
+            text = f"error: {failure.text}"
+            return await self._commit(request, claim, ToolOutcome.ERROR, text, duration_s)
+        await self._ledger.fail(request.call.id, claim.attempt, failure.text)
+        raise tool_error(request.call.tool, failure)
+
+    async def _run(self, request: CallToolInput, claim: ToolClaimed) -> str | ToolFailure:
+        """Return the result's text, or whose fault it is that there is none."""
+        name = request.call.tool
+        if claim.lost >= MAX_LOST_ATTEMPTS:
+            lost = f"its worker was lost {claim.lost} times while it ran"
+            return ToolFailure(FailureKind.PERMANENT, f"{lost}, the limit is {MAX_LOST_ATTEMPTS}")
+        try:
+            tool = await asyncio.to_thread(load_tool, request.tool)
+            arguments = tool.arguments.validate(name, request.call.arguments)
+        except WrongArgumentsError as error:
+            return ToolFailure(FailureKind.MODEL, str(error))
+        except MusterError as error:
+            return classify(error)
+        if tool.arguments.wants_idempotency_key:
+            arguments[IDEMPOTENCY_KEY] = request.call.id
+        with output_of(name):
+            ended = await self._execution.call(tool, arguments, _timeout_s(request))
+        if ended.error is not None:
+            failure = classify(ended.error)
+            if failure.kind is FailureKind.PERMANENT:
+                _log.error("tool %r failed", name, exc_info=ended.error)
+            return failure
+        try:
+            return await asyncio.to_thread(render, name, ended.value, request.tool.max_result_bytes)
+        except MusterError as error:
+            return classify(error)
+
+    async def _commit(
+        self,
+        request: CallToolInput,
+        claim: ToolClaimed,
+        outcome: ToolOutcome,
+        content: str,
+        duration_s: float,
+    ) -> CallToolResult:
+        result = CallToolResult(
+            call_id=request.call.id, outcome=outcome, content=content, duration_s=duration_s
+        )
+        if not await self._ledger.commit(claim.attempt, result):
+            _log.warning("late result of tool call %r dropped", request.call.id)
+        return result
+
+    async def _close_cancelled(self, request: CallToolInput, claim: ToolClaimed) -> None:
+        """Record the end of a cancelled attempt; when the worker stops, hand the call back."""
+        details = activity.cancellation_details()
+        is_shutdown = details is not None and details.worker_shutdown
+        is_asked = details is not None and details.cancel_requested
+        outcome = AttemptOutcome.CANCELLED if is_asked else AttemptOutcome.ABANDONED
+        if is_shutdown:
+            outcome = AttemptOutcome.HANDED_BACK
+        with contextlib.suppress(MusterError, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._ledger.fail(request.call.id, claim.attempt, "", outcome)
+        if is_shutdown:
+            raise UnavailableError("the tool worker stops; another one takes the call over")
+
+
+def _settle(request: CallToolInput, claim: ToolClaimed, failure: ToolFailure) -> ToolFailure:
+    """Return the failure, made permanent if it was the last that the policy allows."""
+    attempts, limit = claim.failures + 1, request.tool.retry.max_attempts
+    if failure.kind is not FailureKind.TRANSIENT or attempts < limit:
+        return failure
+    text = f"{failure.text} (gave up after {attempts} attempts)"
+    return replace(failure, kind=FailureKind.PERMANENT, text=text)
+
+
+def _timeout_s(request: CallToolInput) -> float:
+    limit_s = request.tool.timeout.total_seconds()
+    server_limit = activity.info().start_to_close_timeout
+    if server_limit is None:
+        return limit_s
+    return min(limit_s, TIMEOUT_SHARE * server_limit.total_seconds())
+
+
+@contextlib.asynccontextmanager
+async def _heartbeats() -> AsyncIterator[None]:
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            activity.heartbeat()
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()

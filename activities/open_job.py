@@ -1,0 +1,45 @@
+"""The `open_job` activity: pin what the whole job uses, before its first LLM step."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import JsonValue
+from temporalio import activity
+
+from activities.error_map import application_error
+from activities.toolset import load_tool
+from contracts.agent import AgentSpec
+from contracts.error import MusterError
+from contracts.job import OpenJobInput, OpenJobResult
+from contracts.message import ContextRef, Message, Role
+from contracts.name import OPEN_JOB
+from store.context import ContextStore
+from store.database import Database
+
+
+class OpenJob:
+    """Stores a job's opening conversation and toolset; idempotent: both are named by content."""
+
+    def __init__(self, database: Database) -> None:
+        self._contexts = ContextStore(database)
+
+    @activity.defn(name=OPEN_JOB)
+    async def open_job(self, job: OpenJobInput) -> OpenJobResult:
+        """Load every tool, store instructions, examples and tool schemas; return their names."""
+        try:
+            toolset = await self._pin_tools(job.agent)
+            opening = [Message(role=Role.SYSTEM, content=job.agent.instructions)]
+            head = await self._contexts.put(None, [*opening, *job.agent.examples])
+        except MusterError as error:
+            raise application_error(error) from None
+        return OpenJobResult(context=ContextRef(head=head), toolset=toolset)
+
+    async def _pin_tools(self, agent: AgentSpec) -> str | None:
+        if not agent.tools:
+            return None
+        schemas: list[JsonValue] = []
+        for ref in agent.tools:
+            tool = await asyncio.to_thread(load_tool, ref)  # imports may take seconds
+            schemas.append(tool.schema.model_dump(mode="json"))
+        return await self._contexts.put_blob(schemas)

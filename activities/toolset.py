@@ -1,0 +1,132 @@
+"""Tools as people write them: plain Python functions named `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from activities.argument import Arguments, documentation_of
+from contracts.agent import ToolRef, ToolSchema
+from contracts.error import BadInputError
+
+OUR_PACKAGES = frozenset(
+    ("activities", "contracts", "inference_service", "migrations", "muster", "store", "workflows")
+)
+"""Top-level packages of ours; a tool module of that name would shadow one or be shadowed."""
+
+MAX_LOADED_TOOLS = 1_024
+"""Loaded tools kept by one process."""
+
+MAX_DESCRIPTION_CHARS = 4_000
+"""How much of a docstring the model is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTool:
+    """A tool ready to be called: the function, its arguments, and what the model is told of it."""
+
+    path: str
+    function: Callable[..., Any]
+    is_async: bool
+    arguments: Arguments
+    schema: ToolSchema
+
+
+def load_tool(ref: ToolRef) -> LoadedTool:
+    """Import a tool's function and derive its schema; raises BadInputError that says what to do.
+
+    The same function is imported once per process: a changed file needs a restarted worker.
+    """
+    return _load(ref.function, ref.tool_name)
+
+
+@lru_cache(maxsize=MAX_LOADED_TOOLS)
+def _load(path: str, name: str) -> LoadedTool:
+    function = _import(path)
+    documentation = documentation_of(function)
+    arguments = Arguments(path, function, documentation)
+    parts = (documentation.short_description, documentation.long_description)
+    description = " ".join(" ".join(part for part in parts if part).split())
+    return LoadedTool(
+        path=path,
+        function=function,
+        is_async=_is_async(function),
+        arguments=arguments,
+        schema=ToolSchema(
+            name=name, description=description[:MAX_DESCRIPTION_CHARS], arguments=arguments.schema
+        ),
+    )
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    top = module_name.partition(".")[0]
+    if top in OUR_PACKAGES:
+        raise BadInputError(
+            f"tool {path!r}: the module name {top!r} is taken by this program",
+            hint="rename the module or package that holds the tool",
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _broken_import(path, error) from error
+        raise BadInputError(
+            f"tool {path!r}: there is no module {error.name!r}",
+            hint="is its directory on the tool path of the tool worker, and the name right?",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise _broken_import(path, error) from error
+    try:
+        function = getattr(module, attribute)
+    except AttributeError as error:
+        raise BadInputError(
+            f"tool {path!r}: module {module_name!r} has no {attribute!r}",
+            hint=_functions_hint(module),
+        ) from error
+    return _checked(path, function)
+
+
+def _broken_import(path: str, error: BaseException) -> BadInputError:
+    return BadInputError(
+        f"tool {path!r}: importing its module fails with {type(error).__name__}: {error}",
+        hint="run `python -c 'import …'` on that module to see the whole traceback",
+    )
+
+
+def _functions_hint(module: object) -> str:
+    name = getattr(module, "__name__", "")
+    found = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == name and not key.startswith("_")
+    ]
+    return f"it has: {', '.join(found[:10])}" if found else "it has no public functions"
+
+
+def _checked(path: str, function: Any) -> Callable[..., Any]:
+    if inspect.isclass(function) or not callable(function):
+        raise BadInputError(
+            f"tool {path!r} is not a function but {_kind(function)}",
+            hint="name a function, or a callable object",
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BadInputError(
+            f"tool {path!r} is a generator function", hint="return a list instead of yielding"
+        )
+    checked: Callable[..., Any] = function
+    return checked
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if inspect.isclass(value) else f"a {type(value).__name__}"
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
+    )

@@ -1,0 +1,18 @@
+"""What a tool worker registers with Temporal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from activities.call_tool import CallTool
+from activities.open_job import OpenJob
+from store.database import Database
+
+
+def tool_activities(database: Database) -> list[Callable[..., Any]]:
+    """Return the activities of the `tools` task queue.
+
+    The process that runs them should wrap its life in `activities.output.bounded_output()`.
+    """
+    return [OpenJob(database).open_job, CallTool(database).call_tool]
