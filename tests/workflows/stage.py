@@ -1,0 +1,164 @@
+"""A Temporal server, our workflow worker and the scripted peer: what a workflow test needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowHistory
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer, Worker
+
+from contracts.agent import AgentSpec, Limits, ToolRef
+from contracts.job import AgentJobInput, AgentJobResult, JobProgress
+from contracts.name import (
+    AGENT_WORKFLOW,
+    AGENTS_QUEUE,
+    PROGRESS_QUERY,
+    TOOLS_QUEUE,
+    continue_queue,
+    start_queue,
+)
+from tests.workflows.peer import Peer, Reply, Script
+from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
+
+MODEL = "scripted"
+DEADLINE_S = 30.0
+
+T = TypeVar("T")
+JobHandle = WorkflowHandle[Any, AgentJobResult]
+
+
+def tool(name: str, **policy: Any) -> ToolRef:
+    """A tool as an agent file names it."""
+    return ToolRef.model_validate({"function": f"shop.tools:{name}", **policy})
+
+
+def agent(*tools: ToolRef, **fields: Any) -> AgentSpec:
+    """An agent with these tools."""
+    return AgentSpec.model_validate(
+        {"name": "clerk", "instructions": "Serve the customer.", "tools": tools, **fields}
+    )
+
+
+def limits(**fields: Any) -> Limits:
+    """Limits that differ from the defaults in `fields` only."""
+    return Limits.model_validate(fields)
+
+
+async def within(awaitable: Awaitable[T]) -> T:
+    """Await with the deadline that no test needs unless it fails."""
+    return await asyncio.wait_for(awaitable, DEADLINE_S)
+
+
+async def replay(history: WorkflowHistory, workflows: list[type] = WORKFLOWS) -> None:
+    """Replay a history on today's code; raises if the two differ."""
+    replayer = Replayer(
+        workflows=workflows,
+        data_converter=pydantic_data_converter,
+        workflow_runner=workflow_runner(),
+        workflow_failure_exception_types=FAILURE_TYPES,
+    )
+    await replayer.replay_workflow(history)
+
+
+class Stage:
+    """Runs jobs against a script. On leaving, every history it made must replay."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.peer = Peer()
+        self.handles: list[JobHandle] = []
+        self._tools = AsyncExitStack()
+        self._inference = AsyncExitStack()
+        self._agents = AsyncExitStack()
+
+    async def __aenter__(self) -> Stage:
+        for queue in (start_queue(MODEL), continue_queue(MODEL)):
+            await self._inference.enter_async_context(
+                Worker(self.client, task_queue=queue, activities=[self.peer.llm_step])
+            )
+        activities = [self.peer.open_job, self.peer.call_tool]
+        await self._tools.enter_async_context(
+            Worker(self.client, task_queue=TOOLS_QUEUE, activities=activities)
+        )
+        await self.start_agent_worker()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for handle in self.handles:
+            if (await handle.describe()).status == WorkflowExecutionStatus.RUNNING:
+                await handle.terminate()
+        await self._agents.aclose()
+        await self.stop_inference()
+        await self.stop_tools()
+        for handle in self.handles:
+            await replay(await handle.fetch_history())
+
+    async def stop_inference(self) -> None:
+        """Take the inference service away."""
+        await self._inference.aclose()
+
+    async def stop_tools(self) -> None:
+        """Take the tool workers away."""
+        await self._tools.aclose()
+
+    async def start_agent_worker(self, *, max_cached_workflows: int = 1_000) -> None:
+        """Start the worker under test; 0 cached workflows replay at every workflow task."""
+        worker = Worker(
+            self.client,
+            task_queue=AGENTS_QUEUE,
+            workflows=WORKFLOWS,
+            workflow_runner=workflow_runner(),
+            workflow_failure_exception_types=FAILURE_TYPES,
+            max_cached_workflows=max_cached_workflows,
+        )
+        await self._agents.enter_async_context(worker)
+
+    async def stop_agent_worker(self) -> None:
+        """Stop the worker under test; its cache is lost."""
+        await self._agents.aclose()
+
+    async def start(
+        self, spec: AgentSpec, *replies: Reply, **script: Any
+    ) -> tuple[JobHandle, Script]:
+        """Start a job of an agent; the n-th reply is its n-th LLM step's."""
+        job = AgentJobInput(agent=spec, input="Two apples, please.", model=MODEL)
+        return await self.start_input(job, *replies, **script)
+
+    async def start_input(
+        self, job: AgentJobInput, *replies: Reply, **script: Any
+    ) -> tuple[JobHandle, Script]:
+        """Start a job with its whole input given."""
+        job_id = f"job-{uuid4()}"
+        self.peer.scripts[job_id] = Script(replies, **script)
+        handle: JobHandle = await self.client.start_workflow(
+            AGENT_WORKFLOW, job, id=job_id, task_queue=AGENTS_QUEUE, result_type=AgentJobResult
+        )
+        self.handles.append(handle)
+        return handle, self.peer.scripts[job_id]
+
+    async def run(
+        self, spec: AgentSpec, *replies: Reply, **script: Any
+    ) -> tuple[AgentJobResult, Script]:
+        """Run a job to its end."""
+        handle, kept = await self.start(spec, *replies, **script)
+        return await within(handle.result()), kept
+
+
+async def progress(handle: JobHandle) -> JobProgress:
+    """Ask a job what it is doing."""
+    answer: JobProgress = await handle.query(PROGRESS_QUERY, result_type=JobProgress)
+    return answer
+
+
+async def current_details(handle: JobHandle) -> str:
+    """Return the Markdown that the Temporal UI shows for a job."""
+    metadata: WorkflowMetadata = await handle.query(
+        "__temporal_workflow_metadata", result_type=WorkflowMetadata
+    )
+    return metadata.current_details

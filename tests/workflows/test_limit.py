@@ -1,0 +1,156 @@
+"""Every limit of an agent ends its job with a reason, and with what it has used until then."""
+
+from __future__ import annotations
+
+import asyncio
+
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.common import SearchAttributeKey
+
+from contracts.job import StopReason
+from contracts.llm_step import LLMStepInput, LLMStepResult
+from contracts.name import SEARCH_STATE
+from contracts.tool import CallToolInput, CallToolResult
+from tests.workflows.peer import Gate, calls, returns, says
+from tests.workflows.stage import Stage, agent, limits, progress, tool, within
+
+FOREVER = calls(("search", {}))
+SHOP = {"search": returns("3 left")}
+
+
+async def test_max_turns_stops_the_job_after_its_last_turns_tools(stage: Stage) -> None:
+    spec = agent(tool("search"), limits=limits(max_turns=3))
+    handle, script = await stage.start(spec, *[FOREVER] * 4, tools=SHOP)
+    result = await within(handle.result())
+    assert result.stop_reason is StopReason.MAX_TURNS
+    assert result.answer is None
+    assert (result.turns, result.tool_calls, len(script.steps)) == (3, 3, 3)
+    described = await handle.describe()
+    assert described.status is WorkflowExecutionStatus.COMPLETED
+    state = SearchAttributeKey.for_keyword(SEARCH_STATE)
+    assert described.typed_search_attributes.get(state) == "stopped"
+    assert (await progress(handle)).doing == "stopped: max_turns reached"
+
+
+async def test_answer_in_the_last_turn_is_an_answer(stage: Stage) -> None:
+    spec = agent(tool("search"), limits=limits(max_turns=2))
+    result, _ = await stage.run(spec, FOREVER, says("Found."), tools=SHOP)
+    assert (result.stop_reason, result.answer) == (StopReason.ANSWERED, "Found.")
+
+
+async def test_max_tokens_counts_what_was_not_cached(stage: Stage) -> None:
+    """Each step counts 70 tokens: the third turn is the last to begin under 150."""
+    spec = agent(tool("search"), limits=limits(max_tokens=150))
+    result, script = await stage.run(spec, *[FOREVER] * 4, tools=SHOP)
+    assert result.stop_reason is StopReason.MAX_TOKENS
+    assert len(script.steps) == 3
+
+
+async def test_max_tool_calls_is_never_passed(stage: Stage) -> None:
+    spec = agent(tool("search"), limits=limits(max_tool_calls=2))
+    result, script = await stage.run(spec, *[FOREVER] * 4, tools=SHOP)
+    assert result.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert (result.tool_calls, len(script.tool_calls), len(script.steps)) == (2, 2, 3)
+
+
+async def test_max_tool_calls_stops_before_a_turn_that_would_pass_it(stage: Stage) -> None:
+    spec = agent(tool("search"), max_parallel_tool_calls=3, limits=limits(max_tool_calls=2))
+    three = calls(("search", {}), ("search", {}), ("search", {}))
+    result, script = await stage.run(spec, three, tools=SHOP)
+    assert result.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert script.tool_calls == []
+    assert script.steps[0].output.max_calls == 2
+
+
+async def test_max_wall_time_ends_a_running_llm_step(stage: Stage) -> None:
+    gate = Gate()
+    spec = agent(limits=limits(max_wall_time=1))
+    result, _ = await stage.run(spec, gate.step(says("Too late.")))
+    assert result.stop_reason is StopReason.MAX_WALL_TIME
+    assert (result.answer, result.llm_steps) == (None, 0)
+
+
+async def test_max_wall_time_ends_a_running_tool(stage: Stage) -> None:
+    gate = Gate()
+    spec = agent(tool("search"), limits=limits(max_wall_time=1.5))
+    result, _ = await stage.run(spec, FOREVER, tools={"search": gate.tool(returns("late"))})
+    assert result.stop_reason is StopReason.MAX_WALL_TIME
+    assert (result.turns, result.tool_calls) == (1, 1)
+
+
+async def test_max_wall_time_cancels_no_tool_that_is_done(stage: Stage) -> None:
+    spec = agent(
+        tool("slow"), tool("search"), max_parallel_tool_calls=2, limits=limits(max_wall_time=1.5)
+    )
+    gate = Gate()
+    tools = {"search": returns("3 left"), "slow": gate.tool(returns("late"))}
+    result, script = await stage.run(spec, calls(("search", {}), ("slow", {})), tools=tools)
+    assert result.stop_reason is StopReason.MAX_WALL_TIME
+    assert {call.call.tool for call in script.tool_calls} == {"search", "slow"}
+
+
+async def test_wall_time_of_a_day_without_inference_service(skipping_stage: Stage) -> None:
+    """A job that no service takes is stopped by its wall time, a day later."""
+    await skipping_stage.stop_inference()
+    handle, script = await skipping_stage.start(agent(), says("Too late."))
+    result = await within(handle.result())
+    assert result.stop_reason is StopReason.MAX_WALL_TIME
+    assert script.steps == []
+
+
+async def test_transient_step_failures_are_retried_until_they_pass(skipping_stage: Stage) -> None:
+    """Forty failures and their waits, some minutes, fail no job."""
+    failures = iter(range(40))
+
+    async def flaky(step: LLMStepInput) -> LLMStepResult:
+        if next(failures, None) is not None:
+            raise ConnectionError("the engine restarts")
+        return await says("At last.")(step)
+
+    result, script = await skipping_stage.run(agent(), flaky)
+    assert result.answer == "At last."
+    assert len(script.steps) == 41
+    assert len({step.step_id for step in script.steps}) == 1
+
+
+async def test_step_that_keeps_failing_is_stopped_by_wall_time(skipping_stage: Stage) -> None:
+    async def down(step: LLMStepInput) -> LLMStepResult:
+        raise ConnectionError("the engine is down")
+
+    spec = agent(limits=limits(max_wall_time=600))
+    result, script = await skipping_stage.run(spec, down)
+    assert result.stop_reason is StopReason.MAX_WALL_TIME
+    assert len(script.steps) > 50
+
+
+async def test_tool_that_keeps_failing_is_stopped_by_wall_time(skipping_stage: Stage) -> None:
+    async def down(call: CallToolInput) -> CallToolResult:
+        raise ConnectionError("the shop is closed")
+
+    spec = agent(
+        tool("search", retry={"max_attempts": 20, "initial_interval": 30}),
+        limits=limits(max_wall_time=100),
+    )
+    result, script = await skipping_stage.run(spec, FOREVER, tools={"search": down})
+    assert result.stop_reason is StopReason.MAX_WALL_TIME
+    assert 2 <= len(script.tool_calls) <= 5
+
+
+async def test_job_whose_tool_worker_is_away_fails_after_a_bounded_wait(
+    skipping_stage: Stage,
+) -> None:
+    await skipping_stage.stop_tools()
+    spec = agent(limits=limits(max_wall_time=300))
+    handle, _ = await skipping_stage.start(spec)
+    assert (await within(handle.result())).stop_reason is StopReason.MAX_WALL_TIME
+
+
+async def test_gate_is_never_left_behind(stage: Stage) -> None:
+    """Two jobs do not disturb each other: one waits while the other ends."""
+    gate = Gate()
+    waiting, _ = await stage.start(agent(), gate.step(says("Second.")))
+    await within(gate.reached.wait())
+    result, _ = await stage.run(agent(), says("First."))
+    assert result.answer == "First."
+    gate.opened.set()
+    assert (await within(asyncio.ensure_future(waiting.result()))).answer == "Second."
