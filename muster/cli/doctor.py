@@ -15,11 +15,6 @@ from muster.cli.option import DataDir, Json
 from muster.settings import load_settings
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)
-
-
 def doctor(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Check every part and say how to mend what is wrong; exit status 1 if anything is."""
     # Here, since it brings the drivers and clients of every part.

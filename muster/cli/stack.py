@@ -43,12 +43,6 @@ STOP_MARGIN_S = 45.0
 """`down` waits this much longer than a worker's drain before it kills the supervisor."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (up, down, status):
-        app.command()(command)
-
-
 def up(
     data_dir: DataDir = None,
     model: Annotated[

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from store.database import Database
 from temporalio.client import Client
 
 from contracts.error import MusterError
@@ -34,6 +33,7 @@ from muster.stack.state import (
 )
 from muster.stack.temporal import temporal_program
 from muster.stack.worker import QUEUES, check_inference, inference_stats, poller_pids
+from store.database import Database
 
 MIN_FREE_BYTES = 1024**3
 CHECK_TIMEOUT_S = 10.0
