@@ -102,6 +102,9 @@ class ChildProcess:
             return await asyncio.wait_for(self.wait(), timeout_s)
         except TimeoutError:
             return await self.kill()
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
 
     async def kill(self) -> int:
         """End the child and its group at once and return the exit status."""
