@@ -79,7 +79,7 @@ def _report(error: BaseException, log_dir: Callable[[], Path] | None) -> int:
     summary = f"{type(error).__name__}: {error}"
     if log_dir is None:
         logging.getLogger(__name__).critical("unexpected error", exc_info=error)
-        print_error(summary, "this is a bug; the traceback stands above")
+        print_error(summary, "this is a bug; its traceback stands in the log")
     else:
         path = _write_traceback(error, log_dir)
         print_error(f"unexpected {summary}", f"this is a bug; the traceback is in {path}")

@@ -147,5 +147,6 @@ def load_settings(**overrides: object) -> Settings:
         name = f"{ENV_PREFIX}{first['loc'][0]}".upper() if first["loc"] else "settings"
         value = f" is {first['input']!r}" if first["loc"] else ""
         raise BadInputError(
-            f"{name}{value}: {first['msg']}", hint="set it to a valid value, or unset it"
+            f"{name}{value}: {first['msg'].removeprefix('Value error, ')}",
+            hint="set it to a valid value, or unset it",
         ) from error

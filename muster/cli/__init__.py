@@ -1,21 +1,28 @@
-"""The command line. Each module here that has commands registers them on the one app."""
+"""The command line: its commands are plain functions in the modules here, put together below."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from typing import NoReturn
 
 import typer
 
 from muster import exit as way_out
+from muster.cli import doctor, job, run, stack, worker
 from muster.cli.option import DataDir
 from muster.settings import load_settings
 
-COMMANDS = ("stack", "doctor", "run", "job", "worker")
-"""Modules of this package, in the order `muster --help` shows their commands; each has
-`register(app)`."""
+COMMANDS = (
+    stack.up,
+    stack.down,
+    stack.status,
+    doctor.doctor,
+    run.run,
+    job.jobs,
+    job.show,
+    job.cancel,
+)
+"""In the order that `muster --help` shows them."""
 
 
 def build_app() -> typer.Typer:
@@ -33,9 +40,9 @@ def build_app() -> typer.Typer:
         if data_dir is not None:
             os.environ["MUSTER_DATA_DIR"] = str(data_dir)
 
-    for name in COMMANDS:
-        if importlib.util.find_spec(f"muster.cli.{name}"):
-            importlib.import_module(f"muster.cli.{name}").register(app)
+    for command in COMMANDS:
+        app.command()(command)
+    app.command(hidden=True)(worker.worker)
     return app
 
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,18 +26,21 @@ from muster.settings import Settings, load_settings
 from muster.stack import state
 from muster.stack.log_file import said_since, size_of
 from muster.stack.progress import Progress
-from muster.stack.state import PartRecord, PartState, StackPhase, StackRecord
+from muster.stack.state import (
+    PartRecord,
+    PartState,
+    StackPhase,
+    StackRecord,
+    hide_password,
+)
+
+PLAIN_WIDTH = 160
+"""Width of the table where there is no terminal: wide enough to keep addresses whole."""
 
 POLL_INTERVAL_S = 0.05
 KILL_TIMEOUT_S = 10.0
 STOP_MARGIN_S = 45.0
 """`down` waits this much longer than a worker's drain before it kills the supervisor."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (up, down, status):
-        app.command()(command)
 
 
 def up(
@@ -254,7 +256,9 @@ def _print_status(record: StackRecord, inference: dict[str, Any] | None) -> None
             hide_password(part.address) + (f"  ({part.message})" if part.message else ""),
         )
     console = Console()
-    console.print(table, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(table, highlight=False)
     if record.temporal_ui_url:
         console.print(f"\nTemporal UI  {record.temporal_ui_url}", highlight=False)
     if inference:
@@ -291,8 +295,3 @@ def _uptime(since: float | None) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds % 60} s" if minutes else f"{seconds} s"
-
-
-def hide_password(url: str) -> str:
-    """Return a URL with its password, if it has one, replaced by dots."""
-    return re.sub(r"(://[^:/@]*):[^@/]+@", r"\1:…@", url)

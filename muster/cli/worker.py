@@ -22,11 +22,6 @@ class Role(StrEnum):
     INFERENCE = "inference"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("worker", hidden=True)(worker)
-
-
 def worker(role: Annotated[Role, typer.Argument(help="Which worker to be.")]) -> None:
     """Run one worker process until SIGTERM."""
     # Its standard error is its log, so its tracebacks belong there.

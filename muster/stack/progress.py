@@ -5,9 +5,16 @@ from __future__ import annotations
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
-from muster.stack.state import PartRecord, PartState, StackPhase, StackRecord
+from muster.stack.state import (
+    PartRecord,
+    PartState,
+    StackPhase,
+    StackRecord,
+    hide_password,
+)
 
 _STYLE = {
     PartState.UP: "green",
@@ -50,10 +57,11 @@ class Progress:
         if part.state is PartState.UP and part.name in self._began:
             took = f" in {time.monotonic() - self._began.pop(part.name):.1f} s"
         style = _STYLE.get(part.state, "default")
-        detail = part.message or (part.address if part.state in _STYLE else "")
-        self._console.print(
-            f"  {part.name:<10} [{style}]{part.state}[/]{took}  {detail}".rstrip(), highlight=False
-        )
+        detail = part.message if part.state is not PartState.STARTING else ""
+        if not detail and part.state in (PartState.UP, PartState.EXTERNAL):
+            detail = hide_password(part.address)
+        line = f"  {part.name:<10} [{style}]{part.state}[/]{took}  "
+        self._console.print(line + escape(detail), highlight=False, soft_wrap=True)
 
     def _wait_for(self, record: StackRecord) -> None:
         waiting = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -198,3 +199,8 @@ def holder_pid(data_dir: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int((data_dir / "stack.lock").read_text())
     return None
+
+
+def hide_password(url: str) -> str:
+    """Return a URL with its password, if it has one, replaced by dots."""
+    return re.sub(r"(://[^:/@]*):[^@/]+@", r"\1:…@", url)

@@ -13,8 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Coroutine
 
-from store.migrate import upgrade
-
 from contracts.error import BadInputError
 from muster.connection import connect_to
 from muster.settings import Settings
@@ -35,6 +33,7 @@ from muster.stack.state import (
 from muster.stack.supervised import SupervisedPart
 from muster.stack.temporal import TemporalPart, check_server
 from muster.stack.worker import InferencePart, WorkerPart, check_inference
+from store.migrate import upgrade
 
 PART_NAMES = ("temporal", "postgres", "inference", "agents", "tools")
 
@@ -75,21 +74,14 @@ class Supervisor:
         )
         self._temporal_address = settings.temporal_address or self._temporal.address
         self._database_url = settings.database_url or self._postgres.address
-        # The workers get addresses, never the task to find them.
-        self._worker_settings = settings.model_copy(
-            update={
-                "temporal_address": self._temporal_address,
-                "database_url": self._database_url,
-            }
-        )
-        self._inference = InferencePart(self._worker_settings)
+        self._inference = InferencePart(settings)
         self._servers = self._supervise(
             [] if settings.temporal_address else [self._temporal],
             [] if settings.database_url else [self._postgres],
         )
         self._workers = self._supervise(
             [] if settings.inference_url else [self._inference],
-            [WorkerPart(name, self._worker_settings) for name in ("agents", "tools")],
+            [WorkerPart(name, settings) for name in ("agents", "tools")],
         )
 
     async def run(self) -> None:

@@ -30,6 +30,8 @@ DYNAMIC_CONFIG = {
     "matching.enableFairness": "true",
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
+    # A job whose workflow code fails shows in `muster doctor` after seconds, not a minute.
+    "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute": "2",
 }
 
 PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")

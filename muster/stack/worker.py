@@ -34,7 +34,7 @@ QUEUES = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """The `agents` or the `tools` worker; `settings` name the parts that it connects to."""
+    """The `agents` or the `tools` worker; it finds the embedded servers as every command does."""
 
     name: str
     settings: Settings

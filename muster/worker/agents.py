@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from temporalio.worker import Worker
-from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
 
 from contracts.name import AGENTS_QUEUE
 from muster.connection import connect
 from muster.settings import Settings
 from muster.stack.namespace import check_namespace
 from muster.worker.lifecycle import run_until, stop_event
+from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
 
 
 async def main(settings: Settings) -> None:
