@@ -6,8 +6,8 @@ import re
 from datetime import timedelta
 
 _UNIT_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|d|h|m|s)\s*")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|d|h|m|s)\s*", re.ASCII)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 MAX_DURATION = timedelta(days=366)
 """No wait that an agent names may be longer than a year."""

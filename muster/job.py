@@ -177,16 +177,13 @@ class Jobs:
 
     async def cancel(self, job_id: str) -> None:
         """Ask a job to cancel itself; raises `BadInputError` if it has ended some other way."""
-        try:
-            await self._handle(job_id).cancel()
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
-                raise
-            row = await self.describe(job_id)
-            if row.status is not JobStatus.CANCELLED:
-                raise BadInputError(
-                    f"job {job_id} has already ended: {row.status}", hint=f"muster show {job_id}"
-                ) from None
+        status = (await self.describe(job_id)).status
+        if status is JobStatus.RUNNING:
+            await _known(job_id, self._handle(job_id).cancel())
+        elif status is not JobStatus.CANCELLED:
+            raise BadInputError(
+                f"job {job_id} has already ended: {status}", hint=f"muster show {job_id}"
+            )
 
     async def wait(self, job_id: str) -> None:
         """Wait until a job has ended, however it ends."""

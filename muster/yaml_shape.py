@@ -23,8 +23,8 @@ from muster.yaml_tree import FileValueError, KeyPath, Tree, is_null, kind, neare
 
 M = TypeVar("M", bound=BaseModel)
 
-_INT = re.compile(r"[+-]?\d[\d_]*")
-_FLOAT = re.compile(r"[+-]?(\d[\d_]*)?\.?\d+([eE][+-]?\d+)?")
+_INT = re.compile(r"[+-]?\d[\d_]*", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(\d[\d_]*)?\.?\d+([eE][+-]?\d+)?", re.ASCII)
 _BOOL = {"true": True, "false": False}
 
 Rewrite = Callable[[Tree, Node, KeyPath], Node | Mapping[str, Any] | None]

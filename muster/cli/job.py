@@ -13,6 +13,7 @@ import typer
 
 from contracts.job import JobStatus
 from muster import exit as way_out
+from muster.cli.option import DataDir, Json
 from muster.cli.run import link_of, say_end
 from muster.cli.view import console, job_table, job_view
 from muster.cli.watch import watch
@@ -22,7 +23,12 @@ from muster.job_id import check_job_id
 from muster.settings import Settings, load_settings
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `jobs` lists it.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (jobs, show, cancel):
+        app.command()(command)
 
 
 def jobs(
@@ -31,10 +37,11 @@ def jobs(
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Only jobs of this agent.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.")] = 20,
-    as_json: JsonOption = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """List jobs: those that run first, then the last ended."""
-    settings = load_settings()
+    settings = load_settings(data_dir=data_dir)
     _leave(_jobs(settings, state, agent, limit, as_json=as_json))
 
 
@@ -43,10 +50,11 @@ def show(
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Follow the job to its end first.")
     ] = False,
-    as_json: JsonOption = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Show what a job did turn by turn, its answer, and where its time went."""
-    settings = load_settings()
+    settings = load_settings(data_dir=data_dir)
     check_job_id(job)
     _leave(_show(settings, job, wait=wait, as_json=as_json))
 
@@ -56,10 +64,11 @@ def cancel(
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Return when the job has ended.")
     ] = False,
-    as_json: JsonOption = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Cancel a job: what it runs is aborted, what it has used is accounted for."""
-    settings = load_settings()
+    settings = load_settings(data_dir=data_dir)
     check_job_id(job)
     _leave(_cancel(settings, job, wait=wait, as_json=as_json))
 

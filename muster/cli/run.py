@@ -16,6 +16,7 @@ from contracts.error import BadInputError
 from contracts.job import JobStatus
 from muster import exit as way_out
 from muster.agent_file import load_agent
+from muster.cli.option import DataDir, Json
 from muster.cli.view import console, printable, time_table, verdict
 from muster.cli.watch import watch
 from muster.connection import connect
@@ -25,6 +26,11 @@ from muster.job_input import read_input
 from muster.report import JobReport
 from muster.settings import Settings, load_settings
 from muster.stack.state import locate, running_stack
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(run)
 
 
 def run(
@@ -41,15 +47,14 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the job id and leave at once.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on standard output.")
-    ] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Run one job and print its answer and where its time went.
 
     Ctrl-C leaves the job running and says how to come back to it.
     """
-    settings = load_settings()
+    settings = load_settings(data_dir=data_dir)
     agent = load_agent(agent_file, settings.tool_path)
     _check_model(agent, settings)
     given = read_input(text, sys.stdin.buffer)
