@@ -24,7 +24,7 @@ check: setup ## Format, lint, types, imports and tidiness, without changing anyt
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
-	$(PYTEST) -q tests/tidy
+	$(PYTEST) -q --confcutdir tests/tidy tests/tidy
 
 format: setup ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format

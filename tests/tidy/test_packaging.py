@@ -167,3 +167,16 @@ def test_a_built_package_holds_every_module_and_the_migrations(
     ]
     assert {str(file.relative_to(root)) for file in files} - held == set()
     assert not any(name.startswith(("tests/", "examples/", "bench/")) for name in held)
+
+
+def test_the_gpu_images_pins_are_those_of_everything_else(
+    root: Path, declared: dict[str, list[Requirement]], pins: dict[str, Requirement]
+) -> None:
+    lines = (root / "docker" / "constraints-gpu.txt").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("#")]
+    assert unpinned(lines) == []
+    gpu = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
+    for need in (*declared[""], *declared["gpu"]):
+        assert gpu[canonicalize_name(need.name)].specifier == need.specifier
+    differ = {name for name in set(gpu) & set(pins) if gpu[name].specifier != pins[name].specifier}
+    assert differ == {"apache-tvm-ffi", "triton"}, "vLLM's GPU build wants its own of these only"
