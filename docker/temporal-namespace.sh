@@ -9,7 +9,16 @@ else
     temporal operator namespace create --namespace "$TEMPORAL_NAMESPACE" --retention "$RETENTION"
 fi
 
-known=$(temporal operator search-attribute list --namespace "$TEMPORAL_NAMESPACE")
+# The server's own services learn of a new namespace within seconds.
+tries=30
+until known=$(temporal operator search-attribute list --namespace "$TEMPORAL_NAMESPACE" 2>&1); do
+    tries=$((tries - 1))
+    if [ "$tries" -eq 0 ]; then
+        echo "$known" >&2
+        exit 1
+    fi
+    sleep 1
+done
 for pair in MusterAgent:Keyword MusterTenant:Keyword MusterState:Keyword \
     MusterWaitingFor:KeywordList; do
     name=${pair%%:*}

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from muster.stack.temporal import DYNAMIC_CONFIG
+
 Services = dict[str, dict[str, Any]]
 
 SERVICE_KEYS = {
@@ -147,3 +149,10 @@ def test_the_collectors_pipelines_name_parts_that_exist(root: Path) -> None:
             assert set(names) <= set(config[kind])
         assert pipeline["processors"][0] == "memory_limiter"
     assert set(config["service"]["extensions"]) <= set(config["extensions"])
+
+
+def test_the_servers_settings_are_those_of_the_embedded_one(root: Path) -> None:
+    given = yaml.safe_load((root / "docker" / "temporal-dynamic.yaml").read_text())
+    values = {key: str(value[0]["value"]).lower() for key, value in given.items()}
+    # The `history.` ones make up for the embedded server's single shard.
+    assert values == {k: v for k, v in DYNAMIC_CONFIG.items() if not k.startswith("history.")}
