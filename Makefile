@@ -9,7 +9,7 @@ KEY := $(shell cat pyproject.toml constraints.txt Makefile .ci/setup | cksum | t
 STAMP := .venv/.setup-$(KEY)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup check format test test-fast demo up down status bench lock clean
+.PHONY: help setup check format test test-fast demo up down status bench lock lock-gpu clean
 
 help: ## List every command
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ check: setup ## Format, lint, types, imports and tidiness, without changing anyt
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
-	$(PYTEST) -q tests/tidy
+	$(PYTEST) -q --confcutdir tests/tidy tests/tidy
 
 format: setup ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format
@@ -51,13 +51,11 @@ status: setup ## Show the parts of the running stack
 bench: setup ## Measure what a durable LLM step costs beyond the engine's own time
 	$(BIN)/python -m bench.step_overhead
 
-# pip's own list, less what only this machine has: local version tags, and pip itself.
 lock: setup ## Write constraints.txt from what .venv holds now
-	@{ sed -n '/^#/p;/^[^#]/q' constraints.txt; \
-	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude pip \
-	  | sed -E 's/\+[a-z0-9.]+$$//; s/^(intel-.*|triton==.*)$$/\1 ; sys_platform == "linux" and platform_machine == "x86_64"/'; \
-	  } > constraints.new
-	@mv constraints.new constraints.txt
+	.ci/lock cpu
+
+lock-gpu: setup ## Write docker/constraints-gpu.txt by resolving the gpu extra
+	.ci/lock gpu
 
 clean: ## Remove .venv and every cache (not the data directory)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

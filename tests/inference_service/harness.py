@@ -44,9 +44,7 @@ class Harness:
         generation, _ = await self.attach(step)
         return await generation.task
 
-    async def stop(
-        self, generation: Generation, attempt: bytes, cause: StopCause
-    ) -> LLMStepResult:
+    async def stop(self, generation: Generation, attempt: bytes, cause: StopCause) -> LLMStepResult:
         """Detach for a cause and wait for the generation's end."""
         self.service.detach(generation, attempt, cause)
         return await generation.task

@@ -82,9 +82,7 @@ async def test_two_continuations_of_one_context_keep_their_tokens_apart(
     answers = iter(["Shared.", "Left.", "Right.", "End.", "End."])
     async with harness(database, respond=lambda *_: next(answers)) as h:
         shared = await h.run(step_input(0))
-        forks = [
-            await h.run(step_input(n, base=shared.context, text="Go on.")) for n in (1, 2)
-        ]
+        forks = [await h.run(step_input(n, base=shared.context, text="Go on.")) for n in (1, 2)]
         for number, fork in enumerate(forks):
             await h.run(step_input(3 + number, base=fork.context, text="More."))
     left, right = (ByteTokenizer().decode(list(r.prompt_token_ids)) for r in h.requests[-2:])
@@ -143,4 +141,3 @@ async def test_live_sessions_stay_within_their_bound(database: Database) -> None
     assert sessions.live_tokens <= 100
     sessions.keep("run-next", array("i", range(50)), parent="run-9")
     assert sessions.live_tokens <= 100
-

@@ -15,8 +15,8 @@ PACKAGES = (
     "store",
     "workflows",
 )
-FOLDERS = (*PACKAGES, "bench", "examples", "tests")
-TEXT_FOLDERS = (*FOLDERS, ".ci", "docker", "docs")
+FOLDERS = (*PACKAGES, "bench", "docker", "examples", "tests")
+TEXT_FOLDERS = (*FOLDERS, ".ci", "docs")
 TEXT_SUFFIXES = {
     *(".cfg", ".html", ".ini", ".js", ".json", ".mako", ".md", ".py", ".sql", ".svg", ".toml"),
     *(".txt", ".yaml", ".yml", ""),

