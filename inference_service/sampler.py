@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from opentelemetry import trace
+
 from contracts.agent import Sampling
 from contracts.llm_step import FinishReason, StepPhase, Usage
 from inference_service.dispatcher import Dispatcher
 from inference_service.engine.protocol import Engine, EngineRequest, EngineTiming
 from inference_service.failure import EngineStalledError
 from inference_service.generation import Generation
+
+OPERATION = "text_completion"
+"""The span's name and `gen_ai.operation.name`, from OpenTelemetry's GenAI conventions."""
+
+_TRACER = trace.get_tracer("muster.inference_service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,30 @@ class Sampler:
             json_schema=schema,
             priority=generation.step.hints.priority,
         )
+        step = generation.step
+        with _TRACER.start_as_current_span(
+            f"{OPERATION} {step.model}",
+            attributes={
+                "gen_ai.operation.name": OPERATION,
+                "gen_ai.request.model": step.model,
+                "gen_ai.request.max_tokens": sampling.max_tokens,
+                "gen_ai.conversation.id": step.job_id,
+                "muster.step_id": step.step_id,
+                "muster.cohort_size": generation.cohort_size,
+            },
+        ) as span:
+            sample = await self._drain(generation, request)
+            span.set_attributes(
+                {
+                    "gen_ai.usage.input_tokens": len(prompt),
+                    "gen_ai.usage.output_tokens": len(sample.token_ids),
+                    "gen_ai.response.finish_reasons": [sample.finish_reason.value],
+                }
+            )
+            return sample
+
+    async def _drain(self, generation: Generation, request: EngineRequest) -> Sample:
+        """Take the request's pieces to the last, within the gaps."""
         generation.phase = StepPhase.PREFILL
         token_ids: array[int] = array("i")
         before = generation.usage
@@ -81,14 +112,14 @@ class Sampler:
                 except TimeoutError:
                     raise EngineStalledError(
                         f"the engine gave no token for {gap_s:g} s "
-                        f"({len(token_ids)} of at most {sampling.max_tokens} generated)"
+                        f"({len(token_ids)} of at most {request.max_tokens} generated)"
                     ) from None
                 if piece.token_ids and not token_ids:
                     generation.phase = StepPhase.DECODE
                     self._dispatcher.first_token(generation)
                 token_ids.extend(piece.token_ids)
                 generation.usage = before + Usage(
-                    prompt_tokens=len(prompt),
+                    prompt_tokens=len(request.prompt_token_ids),
                     cached_tokens=piece.num_cached_tokens,
                     completion_tokens=len(token_ids),
                 )

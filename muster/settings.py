@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     """Name jobs call the model by; empty derives it from `model`."""
     engine: Literal["vllm", "simulated"] = "vllm"
     """Engine of the inference service; `simulated` follows a cost model and needs no weights."""
+    simulated_time_scale: float = Field(1.0, ge=0.0, le=100.0)
+    """Wall seconds per second of the simulated engine's time; 0 answers at once, to measure what
+    everything but the engine costs."""
     max_num_seqs: int = Field(32, ge=1, le=4_096)
     """Sequences the engine runs at once."""
     kv_cache_bytes: int = Field(0, ge=0)

@@ -14,7 +14,6 @@ from contracts.error import UnavailableError
 from inference_service.engine.protocol import Engine, EngineCapacity
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.http import http_app
-from inference_service.model import prepare_model
 from inference_service.scheduler.event import CapacityChanged
 from inference_service.scheduler.fcfs import FirstComeFirstServed
 from inference_service.service import InferenceService
@@ -70,8 +69,14 @@ async def main(settings: Settings) -> None:
 
 async def _engine(settings: Settings) -> Engine:
     if settings.engine == "simulated":
-        return SimulatedEngine(SimulatedConfig(max_num_seqs=settings.max_num_seqs, time_scale=0.0))
+        return SimulatedEngine(
+            SimulatedConfig(
+                max_num_seqs=settings.max_num_seqs, time_scale=settings.simulated_time_scale
+            )
+        )
+    # Imported here so that a simulated service needs neither vLLM nor torch.
     from inference_service.engine.vllm import VLLMConfig, VLLMEngine
+    from inference_service.model import prepare_model
 
     model = await asyncio.to_thread(prepare_model, settings.model, settings.data_dir, log.info)
     return VLLMEngine(

@@ -1,0 +1,1 @@
+"""Benchmarks that anyone can run: each is `python -m bench.NAME`, prints figures, writes JSON."""

@@ -1,0 +1,64 @@
+"""Kill any process with jobs in flight: every job ends right, nothing is done or paid twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.job import StopReason
+from tests.acceptance.conftest import Stage
+from tests.inference_service.harness import until
+from tests.stack.command_line import kill
+
+JOBS = 8
+PARTS = ("agents", "tools", "inference", "temporal", "postgres")
+
+
+async def undisturbed_answers(stage: Stage, label: str) -> list[str | None]:
+    """Return the answers of the same inputs when nothing is killed: they depend on nothing else."""
+    results = await stage.results(await stage.start(JOBS, label))
+    return [result.answer for result in results]
+
+
+async def kill_in_flight(stage: Stage, part: str, job_ids: list[str]) -> None:
+    """Kill a part while tool calls and LLM steps of these jobs are under way."""
+    paid = len(stage.charges(job_ids))
+    await until(lambda: len(stage.charges(job_ids)) > paid, timeout_s=60)
+    before = stage.muster.part(part)
+    kill(before["pid"])
+    await until(
+        lambda: stage.muster.part(part)["restarts"] > before["restarts"]
+        and stage.muster.part(part)["state"] == "up",
+        timeout_s=90,
+    )
+
+
+async def check_nothing_lost_or_doubled(stage: Stage, job_ids: list[str], label: str) -> None:
+    results = await stage.results(job_ids)
+    assert [r.stop_reason for r in results] == [StopReason.ANSWERED] * JOBS
+    assert [(r.llm_steps, r.tool_calls) for r in results] == [(4, 3)] * JOBS
+    assert [r.answer for r in results] == await undisturbed_answers(stage, label)
+    assert len(stage.charges(job_ids)) == 3 * JOBS, "each call charged once"
+    accepted = await stage.accepted(job_ids)
+    assert list(accepted.values()) == [1] * (4 * JOBS), "each LLM step generated once, for good"
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_killed_part_loses_nothing_and_doubles_nothing(stage: Stage, part: str) -> None:
+    job_ids = await stage.start(JOBS, part)
+    await kill_in_flight(stage, part, job_ids)
+    await check_nothing_lost_or_doubled(stage, job_ids, part)
+
+
+async def test_five_kills_in_a_row_do_not_fail_a_job(stage: Stage) -> None:
+    job_ids = await stage.start(JOBS, "five")
+    for part in ("inference", "tools", "inference", "agents", "inference"):
+        before = stage.muster.part(part)
+        kill(before["pid"])
+        await until(
+            lambda part=part, before=before: (  # type: ignore[misc]
+                stage.muster.part(part)["restarts"] > before["restarts"]
+                and stage.muster.part(part)["state"] == "up"
+            ),
+            timeout_s=90,
+        )
+    await check_nothing_lost_or_doubled(stage, job_ids, "five")
