@@ -92,7 +92,7 @@ class CallTool:
             text = f"error: {failure.text}"
             return await self._commit(request, claim, ToolOutcome.ERROR, text, duration_s)
         await self._ledger.fail(request.call.id, claim.attempt, failure.text)
-        raise tool_error(request.call.tool, failure)
+        raise tool_error(failure)
 
     async def _run(self, request: CallToolInput, claim: ToolClaimed) -> str | ToolFailure:
         """Return the result's text, or whose fault it is that there is none."""

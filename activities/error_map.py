@@ -151,11 +151,11 @@ def application_error(error: MusterError) -> ApplicationError:
     )
 
 
-def tool_error(tool: str, failure: ToolFailure) -> ApplicationError:
+def tool_error(failure: ToolFailure) -> ApplicationError:
     """Return a failed tool call as Temporal's failure; only transient ones are tried again."""
     is_transient = failure.kind is FailureKind.TRANSIENT
     return ApplicationError(
-        f"tool {tool!r} failed: {failure.text}",
+        failure.text,
         type=TRANSIENT_TYPE if is_transient else PERMANENT_TYPE,
         non_retryable=not is_transient,
         next_retry_delay=failure.retry_after if is_transient else None,
