@@ -72,6 +72,11 @@ def get(url: str) -> str:
     return response.text
 
 
+def charge(url: str, idempotency_key: str) -> str:
+    """Charge once per key."""
+    return httpx.get(url, headers={"key": idempotency_key}, timeout=30.0).text
+
+
 def wrapped(text: str) -> object:
     """Return a coroutine from a plain function."""
     return shout(text)
