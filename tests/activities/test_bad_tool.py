@@ -67,6 +67,17 @@ async def test_permanent_failure_is_one_attempt_and_the_policy_says_for_whom(
     assert caught.value.__cause__ is None  # a cause would carry texts of any size along
 
 
+async def test_log_of_a_bug_has_its_innermost_frames_in_bounds(
+    call: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    await call(request("bug"))
+    await call(request("long_message", call_id="job-1/b/2/0"))
+    bug, long = (record.getMessage() for record in caplog.records)
+    assert bug.startswith("tool 'bug' failed: TypeError: can only concatenate")
+    assert 'bad_tool.py", line' in bug
+    assert len(long) < 10_000
+
+
 @pytest.mark.parametrize("function", ["network", "busy"])
 async def test_transient_failure_is_retryable(call: Caller, function: str) -> None:
     with pytest.raises(ApplicationError) as caught:
