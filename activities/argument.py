@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_type_hints
 
@@ -20,13 +19,11 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    PydanticSchemaGenerationError,
     PydanticUserError,
     TypeAdapter,
     ValidationError,
     create_model,
 )
-from pydantic.json_schema import PydanticJsonSchemaWarning
 from pydantic_core import PydanticSerializationError, to_json
 
 from contracts.error import BadInputError
@@ -59,7 +56,7 @@ class Arguments:
         self.wants_idempotency_key = key is not None
         self._names = list(parameters)
         self._model = _model(path, parameters, documentation)
-        self.schema = _schema(path, self._model)
+        self.schema = _schema(self._model)
 
     def validate(self, tool: str, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
         """Return keyword arguments, converted to their types; raises WrongArgumentsError."""
@@ -123,6 +120,7 @@ def _model(
     described = {param.arg_name: param.description for param in documentation.params}
     fields: dict[str, Any] = {}
     for place, (name, parameter) in enumerate(parameters.items()):
+        _check_type(path, name, parameter.annotation)
         options: dict[str, Any] = {"alias": name}
         if (text := described.get(name)) and not _is_described(parameter.annotation):
             options["description"] = " ".join(text.split())
@@ -130,13 +128,17 @@ def _model(
             _check_default(path, name, parameter)
             options["default"] = parameter.default
         fields[f"p{place}"] = (parameter.annotation, Field(**options))
-    config = ConfigDict(extra="forbid")
+    return create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _check_type(path: str, name: str, annotation: Any) -> None:
     try:
-        return create_model("Arguments", __config__=config, **fields)
-    except (PydanticSchemaGenerationError, PydanticUserError) as error:
+        TypeAdapter(annotation).json_schema()
+    except (PydanticUserError, TypeError) as error:
+        shown = getattr(annotation, "__qualname__", None) or _short(annotation)
         raise _bad(
             path,
-            f"a parameter's type is not one that JSON can carry: {error.message}",
+            f"parameter {name!r} has a type that JSON cannot carry: {shown}",
             "use str, int, float, bool, list, dict, Literal, a dataclass or a pydantic model",
         ) from error
 
@@ -158,14 +160,9 @@ def _check_default(path: str, name: str, parameter: inspect.Parameter) -> None:
         raise _bad(path, f"the default of parameter {name!r} is not JSON: {value!r}", hint)
 
 
-def _schema(path: str, model: type[BaseModel]) -> dict[str, JsonValue]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", PydanticJsonSchemaWarning)
-            schema = model.model_json_schema(by_alias=True)
-    except (PydanticUserError, PydanticJsonSchemaWarning) as error:
-        raise _bad(path, f"its arguments have no JSON schema: {error}") from error
-    plain: dict[str, JsonValue] = json.loads(to_json(_without_titles(schema)))
+def _schema(model: type[BaseModel]) -> dict[str, JsonValue]:
+    schema = _without_titles(model.model_json_schema(by_alias=True))
+    plain: dict[str, JsonValue] = json.loads(to_json(schema))
     plain.setdefault("properties", {})
     return plain
 

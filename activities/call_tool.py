@@ -22,7 +22,14 @@ from dataclasses import replace
 from temporalio import activity
 
 from activities.argument import IDEMPOTENCY_KEY, WrongArgumentsError
-from activities.error_map import FailureKind, ToolFailure, application_error, classify, tool_error
+from activities.error_map import (
+    FailureKind,
+    ToolFailure,
+    application_error,
+    classify,
+    tool_error,
+    trace,
+)
 from activities.execution import ToolExecution
 from activities.output import output_of
 from activities.result import render
@@ -92,7 +99,7 @@ class CallTool:
             text = f"error: {failure.text}"
             return await self._commit(request, claim, ToolOutcome.ERROR, text, duration_s)
         await self._ledger.fail(request.call.id, claim.attempt, failure.text)
-        raise tool_error(request.call.tool, failure)
+        raise tool_error(failure)
 
     async def _run(self, request: CallToolInput, claim: ToolClaimed) -> str | ToolFailure:
         """Return the result's text, or whose fault it is that there is none."""
@@ -114,7 +121,7 @@ class CallTool:
         if ended.error is not None:
             failure = classify(ended.error)
             if failure.kind is FailureKind.PERMANENT:
-                _log.error("tool %r failed", name, exc_info=ended.error)
+                _log.error("tool %r failed: %s", name, trace(ended.error))
             return failure
         try:
             return await asyncio.to_thread(render, name, ended.value, request.tool.max_result_bytes)

@@ -16,6 +16,7 @@ import builtins
 import errno
 import socket
 import ssl
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,6 +33,9 @@ MAX_TEXT_CHARS = 4_000
 
 MAX_BODY_CHARS = 1_000
 """Of an HTTP error's body."""
+
+TRACE_FRAMES = 12
+"""Innermost frames of a tool's bug that the log gets."""
 
 MAX_RETRY_AFTER = timedelta(hours=1)
 """A server that asks for more patience than this is as good as down."""
@@ -134,6 +138,12 @@ def describe(error: BaseException) -> str:
     return bounded(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
+def trace(error: BaseException) -> str:
+    """Return the innermost frames and the message for the log, bounded: either may be endless."""
+    frames = "".join(traceback.format_tb(error.__traceback__, limit=-TRACE_FRAMES))
+    return f"{describe(error)}\n{bounded(frames)}"
+
+
 def bounded(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
     """Return text that fits everywhere: cut with a note of what is missing, valid UTF-8."""
     if len(text) > max_chars:
@@ -151,11 +161,11 @@ def application_error(error: MusterError) -> ApplicationError:
     )
 
 
-def tool_error(tool: str, failure: ToolFailure) -> ApplicationError:
+def tool_error(failure: ToolFailure) -> ApplicationError:
     """Return a failed tool call as Temporal's failure; only transient ones are tried again."""
     is_transient = failure.kind is FailureKind.TRANSIENT
     return ApplicationError(
-        f"tool {tool!r} failed: {failure.text}",
+        failure.text,
         type=TRANSIENT_TYPE if is_transient else PERMANENT_TYPE,
         non_retryable=not is_transient,
         next_retry_delay=failure.retry_after if is_transient else None,

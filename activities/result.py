@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from contracts.error import LimitExceededError, MusterError
 
-MAX_MEASURED_BYTES = 8_000_000
-"""Past this a result is only known to be larger: measuring on would cost what the limit saves."""
+MAX_MEASURED_BYTES = 2_000_000
+"""Past this nested data is only known to be larger: measuring on costs what the limit saves."""
 
 MAX_DEPTH = 200
 """Containers within containers; JSON readers stop soon after."""
@@ -30,7 +29,7 @@ def render(tool: str, value: Any, max_bytes: int) -> str:
     Size is counted as the text takes it in a JSON payload, so `max_bytes` bounds that too. Raises
     ToolResultError or LimitExceededError, which name the tool.
     """
-    at_least = _size_at_least(tool, value)
+    at_least = 0 if isinstance(value, (str, bytes)) else _size_at_least(tool, value)
     if at_least > MAX_MEASURED_BYTES:
         raise _too_large(f"the result of tool {tool!r} (measured in part)", at_least, max_bytes)
     text = _text(tool, value)
@@ -68,22 +67,24 @@ def _size_at_least(tool: str, value: Any) -> int:
     Generators are refused wherever they hide in containers: pydantic would run them dry.
     """
     size, path = 0, [(0, iter((value,)))]
+    above: set[int] = set()
     while path and size <= MAX_MEASURED_BYTES:
         item = next(path[-1][1], _END)
         if item is _END:
-            path.pop()
+            above.discard(path.pop()[0])
             continue
         size += 1
         if isinstance(item, (str, bytes)):
             size += len(item)
-        elif isinstance(item, Iterator) or inspect.isasyncgen(item):
-            raise _not_text(tool, value, f"it holds a {type(item).__name__}; return a list")
         elif isinstance(item, (dict, list, tuple, set, frozenset)):
-            if any(id(item) == above for above, _ in path):
+            if id(item) in above:
                 raise _not_text(tool, value, "it contains itself")
             if len(path) > MAX_DEPTH:
                 raise _not_text(tool, value, f"it is nested deeper than {MAX_DEPTH} levels")
+            above.add(id(item))
             path.append((id(item), _items(item)))
+        elif isinstance(item, (Iterator, AsyncIterator)):
+            raise _not_text(tool, value, f"it holds a {type(item).__name__}; return a list")
     return size
 
 

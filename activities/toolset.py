@@ -123,7 +123,11 @@ def _checked(path: str, function: Any) -> Callable[..., Any]:
 
 
 def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if inspect.isclass(value) else f"a {type(value).__name__}"
+    return (
+        f"the class {value.__name__}"
+        if inspect.isclass(value)
+        else f"of type {type(value).__name__}"
+    )
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -40,8 +41,8 @@ async def test_claim_and_commit_wait_for_a_killed_server_to_come_back(
     await upgrade(own_postgres.address)
     database = Database(own_postgres.address, patience=timedelta(seconds=60))
     ledger = StepLedger(database)
-    claim = {"digest": "d", "replica": "r", "task_token": b"t"}
-    assert await ledger.claim(step=STEP, **claim) == Claimed(1, 0, Usage())
+    claim = functools.partial(ledger.claim, digest="d", replica="r", task_token=b"t")
+    assert await claim(step=STEP) == Claimed(1, 0, Usage())
     result, messages = step_result(STEP, 1, Usage(completion_tokens=3))
     other = step_input("job-2/b/1")
 
@@ -49,7 +50,7 @@ async def test_claim_and_commit_wait_for_a_killed_server_to_come_back(
     commit = asyncio.create_task(
         ledger.commit(result, parent=None, append=messages, run=token_run(STEP, [1]))
     )
-    claim_of_other = asyncio.create_task(ledger.claim(step=other, **claim))
+    claim_of_other = asyncio.create_task(claim(step=other))
     with pytest.raises(UnavailableError, match="does not answer"):
         await database.check()
     child = await start_part(own_postgres, own_postgres.log, START_TIMEOUT_S)
@@ -57,7 +58,7 @@ async def test_claim_and_commit_wait_for_a_killed_server_to_come_back(
     try:
         assert await commit
         assert await claim_of_other == Claimed(1, 0, Usage())
-        assert await ledger.claim(step=STEP, **claim) == AlreadyFinished(result)
+        assert await claim(step=STEP) == AlreadyFinished(result)
         (row,) = await ledger.attempts(STEP.step_id)
         assert row.outcome is AttemptOutcome.FINISHED
     finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from store.migrate import upgrade
 from store.revision import alembic_config
 from store.schema import metadata
 
+ROOT = Path(__file__).parents[2]
 CATALOG = """
 SELECT 'column', table_name, column_name,
        concat_ws(' ', data_type, is_nullable, column_default, collation_name)
@@ -75,6 +78,19 @@ async def test_database_without_migrations_is_a_clear_error(empty_database_url: 
 
 async def test_upgrades_at_the_same_time_run_each_migration_once(empty_database_url: str) -> None:
     await asyncio.gather(*(upgrade(empty_database_url) for _ in range(4)))
+    database = Database(empty_database_url)
+    await database.check()
+    await database.close()
+
+
+async def test_alembics_own_command_migrates_too(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_DATABASE_URL", empty_database_url)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command_line = (sys.executable, "-m", "alembic", "-c", str(ROOT / "alembic.ini"))
+    process = await asyncio.create_subprocess_exec(*command_line, "upgrade", "head")
+    assert await process.wait() == 0
     database = Database(empty_database_url)
     await database.check()
     await database.close()
