@@ -250,7 +250,7 @@ class AgentWorkflow:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            if self._is_out_of_time(error):
+            if self._is_out_of_time(error, has_queue_timeout=True):
                 raise OutOfTimeError from error
             if tool.on_failure is OnFailure.FAIL_JOB:
                 raise failure.tool_failure(tool, error) from error
@@ -286,8 +286,10 @@ class AgentWorkflow:
             raise OutOfTimeError
         return remaining
 
-    def _is_out_of_time(self, error: ActivityError) -> bool:
-        return failure.ran_out_of_time(error) or workflow.now() >= self._state.deadline
+    def _is_out_of_time(self, error: ActivityError, *, has_queue_timeout: bool = False) -> bool:
+        if workflow.now() >= self._state.deadline:
+            return True
+        return failure.ran_out_of_time(error, has_queue_timeout=has_queue_timeout)
 
     def _say(self, doing: str) -> None:
         """Tell people what the job does now: the query and the current details of the UI."""

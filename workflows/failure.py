@@ -19,7 +19,7 @@ from temporalio.exceptions import (
 
 from contracts.agent import ToolRef
 from contracts.error import MusterError
-from workflows.option import HEARTBEAT_TIMEOUT, OPEN_JOB_TIMEOUT
+from workflows import option
 from workflows.text import MAX_ERROR_CHARS, one_line
 
 
@@ -27,11 +27,19 @@ class OutOfTimeError(Exception):
     """The job's wall time ended while an activity ran; it never leaves the workflow."""
 
 
-def ran_out_of_time(error: ActivityError) -> bool:
-    """Say whether an activity ended because its schedule-to-close timeout left no more room."""
-    return (
-        error.retry_state is RetryState.TIMEOUT or _timeout(error) is TimeoutType.SCHEDULE_TO_CLOSE
-    )
+def ran_out_of_time(error: ActivityError, *, has_queue_timeout: bool = False) -> bool:
+    """Say whether an activity ended because its schedule-to-close timeout left no more room.
+
+    That is also so when one more retry would not fit. Without a schedule-to-start timeout of its
+    own, an activity that was never taken is reported under the name of that timeout all the same.
+    """
+    match _timeout(error):
+        case TimeoutType.SCHEDULE_TO_CLOSE:
+            return True
+        case TimeoutType.SCHEDULE_TO_START:
+            return not has_queue_timeout
+        case _:
+            return error.retry_state is RetryState.TIMEOUT
 
 
 def lost_its_worker(error: ActivityError) -> bool:
@@ -53,8 +61,9 @@ def open_job_failure(error: ActivityError) -> ApplicationError:
     cause = error.cause
     if isinstance(cause, ApplicationError) and not ran_out_of_time(error):
         return _failure(cause.message, _hint(cause.details), cause.type or "OpenJobFailedError")
+    limit = _seconds(option.OPEN_JOB_TIMEOUT)
     return _failure(
-        f"the job could not be opened within {_seconds(OPEN_JOB_TIMEOUT)}: {_innermost(error)}",
+        f"the job could not be opened within {limit}: {_innermost(error)}",
         "look at the tool workers and the database with `muster doctor`",
         "OpenJobFailedError",
     )
@@ -97,11 +106,11 @@ def tool_cause(tool: ToolRef, error: ActivityError) -> str:
         case TimeoutType.START_TO_CLOSE:
             text = f"it took longer than its timeout of {_seconds(tool.timeout)}"
         case TimeoutType.SCHEDULE_TO_START:
-            text = (
-                f"no tool worker took it within its queue_timeout of {_seconds(tool.queue_timeout)}"
-            )
+            wait = _seconds(tool.queue_timeout)
+            text = f"no tool worker took it within its queue_timeout of {wait}"
         case TimeoutType.HEARTBEAT:
-            text = f"its tool worker was lost (no heartbeat for {_seconds(HEARTBEAT_TIMEOUT)})"
+            silence = _seconds(option.HEARTBEAT_TIMEOUT)
+            text = f"its tool worker was lost (no heartbeat for {silence})"
         case _:
             text = cause.message
     return text + tries

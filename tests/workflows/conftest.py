@@ -31,17 +31,21 @@ SERVER_FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
-async def client() -> AsyncIterator[Client]:
-    """A client of the development server."""
-    environment = await WorkflowEnvironment.start_local(
+async def start_server() -> WorkflowEnvironment:
+    """Start a development server."""
+    return await WorkflowEnvironment.start_local(
         data_converter=pydantic_data_converter,
         dev_server_existing_path=str(PROGRAMS / "temporal"),
         dev_server_extra_args=SERVER_FLAGS,
         dev_server_log_level="error",
         search_attributes=[SearchAttributeKey.for_keyword(SEARCH_STATE)],
     )
-    async with environment:
+
+
+@pytest.fixture(scope="session")
+async def client() -> AsyncIterator[Client]:
+    """A client of the development server."""
+    async with await start_server() as environment:
         yield environment.client
 
 

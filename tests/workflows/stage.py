@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, Worker
@@ -67,10 +69,15 @@ async def replay(history: WorkflowHistory, workflows: list[type] = WORKFLOWS) ->
 
 
 class Stage:
-    """Runs jobs against a script. On leaving, every history it made must replay."""
+    """Runs jobs against a script. On leaving, every history it made must replay.
 
-    def __init__(self, client: Client) -> None:
+    Without `tools` or `inference` nobody serves those queues.
+    """
+
+    def __init__(self, client: Client, *, tools: bool = True, inference: bool = True) -> None:
         self.client = client
+        self._serve_tools = tools
+        self._serve_inference = inference
         self.peer = Peer()
         self.handles: list[JobHandle] = []
         self._tools = AsyncExitStack()
@@ -78,14 +85,10 @@ class Stage:
         self._agents = AsyncExitStack()
 
     async def __aenter__(self) -> Stage:
-        for queue in (start_queue(MODEL), continue_queue(MODEL)):
-            await self._inference.enter_async_context(
-                Worker(self.client, task_queue=queue, activities=[self.peer.llm_step])
-            )
-        activities = [self.peer.open_job, self.peer.call_tool]
-        await self._tools.enter_async_context(
-            Worker(self.client, task_queue=TOOLS_QUEUE, activities=activities)
-        )
+        if self._serve_inference:
+            await self._start_inference()
+        if self._serve_tools:
+            await self._start_tools()
         await self.start_agent_worker()
         return self
 
@@ -94,10 +97,20 @@ class Stage:
             if (await handle.describe()).status == WorkflowExecutionStatus.RUNNING:
                 await handle.terminate()
         await self._agents.aclose()
-        await self.stop_inference()
+        await self._inference.aclose()
         await self.stop_tools()
         for handle in self.handles:
             await replay(await handle.fetch_history())
+
+    async def _start_inference(self) -> None:
+        for queue in (start_queue(MODEL), continue_queue(MODEL)):
+            worker = Worker(self.client, task_queue=queue, activities=[self.peer.llm_step])
+            await self._inference.enter_async_context(worker)
+
+    async def _start_tools(self) -> None:
+        activities: list[Callable[..., Any]] = [self.peer.open_job, self.peer.call_tool]
+        worker = Worker(self.client, task_queue=TOOLS_QUEUE, activities=activities)
+        await self._tools.enter_async_context(worker)
 
     async def stop_inference(self) -> None:
         """Take the inference service away."""
@@ -148,6 +161,27 @@ class Stage:
         """Run a job to its end."""
         handle, kept = await self.start(spec, *replies, **script)
         return await within(handle.result()), kept
+
+    async def reset_to_first_step(self, handle: JobHandle) -> JobHandle:
+        """Reset a job to the workflow task that scheduled its first LLM step."""
+        events = (await handle.fetch_history()).events
+        tasks = [
+            e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes")
+        ]
+        answer = await self.client.workflow_service.reset_workflow_execution(
+            ResetWorkflowExecutionRequest(
+                namespace=self.client.namespace,
+                workflow_execution=WorkflowExecution(workflow_id=handle.id),
+                reason="a test",
+                workflow_task_finish_event_id=tasks[1],
+                request_id=str(uuid4()),
+            )
+        )
+        again: JobHandle = self.client.get_workflow_handle(
+            handle.id, run_id=answer.run_id, result_type=AgentJobResult
+        )
+        self.handles.append(again)
+        return again
 
 
 async def progress(handle: JobHandle) -> JobProgress:

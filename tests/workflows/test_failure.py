@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.client import WorkflowFailureError
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError
 
@@ -82,11 +82,14 @@ async def test_open_job_gives_up_after_a_bounded_time(skipping_stage: Stage) -> 
     assert script.openings > 10
 
 
-async def test_job_fails_when_no_tool_worker_opens_it(skipping_stage: Stage) -> None:
-    await skipping_stage.stop_tools()
-    handle, _ = await skipping_stage.start(agent())
-    error = await failure_of(handle)
-    assert error.message.startswith("the job could not be opened within 600 s: ")
+async def test_job_fails_when_no_tool_worker_opens_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(option, "OPEN_JOB_TIMEOUT", timedelta(seconds=1))
+    async with Stage(client, tools=False) as stage:
+        handle, _ = await stage.start(agent())
+        error = await failure_of(handle)
+    assert error.message.startswith("the job could not be opened within 1 s: ")
     assert error.type == "OpenJobFailedError"
 
 
@@ -211,17 +214,18 @@ async def test_tool_timeout_is_told_with_its_name_and_value(stage: Stage) -> Non
     assert script.steps[1].append[0].content == "error: it took longer than its timeout of 0.5 s"
 
 
-async def test_queue_timeout_is_told_with_its_name_and_value(skipping_stage: Stage) -> None:
+async def test_queue_timeout_is_told_with_its_name_and_value(stage: Stage) -> None:
     """The tool workers go away after the job was opened."""
 
     async def reply(step: LLMStepInput) -> LLMStepResult:
-        await skipping_stage.stop_tools()
+        await stage.stop_tools()
         return await SEARCH(step)
 
-    result, script = await skipping_stage.run(agent(tool("search")), reply, says("Nobody there."))
+    spec = agent(tool("search", queue_timeout=1))
+    result, script = await stage.run(spec, reply, says("Nobody there."))
     assert result.answer == "Nobody there."
     assert script.steps[1].append[0].content == (
-        "error: no tool worker took it within its queue_timeout of 600 s"
+        "error: no tool worker took it within its queue_timeout of 1 s"
     )
 
 

@@ -1,0 +1,259 @@
+"""Rules of the pure parts, held for whatever a model may do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import to_json
+
+from contracts.agent import AgentSpec, Limits, ToolRef
+from contracts.job import StopReason
+from contracts.llm_step import OutputForm, Usage
+from contracts.message import Message, Role, ToolCall
+from contracts.tool import ToolOutcome
+from workflows.limit import reached, spent_tokens
+from workflows.offer import NothingOfferedError, calls_left, held_back_by, offer
+from workflows.state import JobState, ToolTally
+from workflows.text import MAX_SUMMARY_BYTES, call_summary, one_line, step_summary, summary
+from workflows.turn import MakeCall, RefuseCall, fit, plan_calls, tool_message
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = ("a", "b", "c", "d")
+
+names = st.sampled_from(NAMES)
+
+
+@st.composite
+def agents(draw: st.DrawFn) -> AgentSpec:
+    """Agents of up to four tools that wait for one another, in circles too."""
+    known = draw(st.lists(names, unique=True, max_size=4))
+    some = st.lists(st.sampled_from(known), unique=True, max_size=2) if known else st.just([])
+    tools = [
+        ToolRef(
+            function=f"shop:{name}",
+            after=tuple(other for other in draw(some) if other != name),
+            max_calls=draw(st.none() | st.integers(1, 3)),
+        )
+        for name in known
+    ]
+    return AgentSpec(
+        name="clerk",
+        instructions="Serve.",
+        tools=tuple(tools),
+        answer_after=tuple(draw(some)),
+        max_parallel_tool_calls=draw(st.integers(1, 4)),
+        limits=Limits(max_tool_calls=draw(st.integers(0, 6))),
+    )
+
+
+@st.composite
+def states(draw: st.DrawFn) -> JobState:
+    """States in which each tool has been called and has answered some times."""
+    tools: dict[str, ToolTally] = {}
+    for name in draw(st.lists(names, unique=True)):
+        made = draw(st.integers(0, 3))
+        tools[name] = ToolTally(calls=made, answers=draw(st.integers(0, made)))
+    return JobState(
+        branch="b",
+        deadline=START,
+        tools=tools,
+        tool_calls=sum(tally.calls for tally in tools.values()),
+    )
+
+
+tool_calls = st.builds(
+    ToolCall,
+    id=st.sampled_from([str(number) for number in range(9)]),
+    tool=names | st.just("sing"),
+    arguments=st.just({}),
+)
+
+
+def offered(agent: AgentSpec, state: JobState) -> OutputForm | None:
+    """Return what is offered, or None if nothing is."""
+    try:
+        return offer(agent, state)
+    except NothingOfferedError:
+        return None
+
+
+@given(agents(), states())
+def test_offer_holds_exactly_the_tools_whose_time_has_come(
+    agent: AgentSpec, state: JobState
+) -> None:
+    form = offered(agent, state)
+    ready = [
+        tool.tool_name
+        for tool in agent.tools
+        if all(state.tally(name).answers for name in tool.after)
+        and (tool.max_calls is None or state.tally(tool.tool_name).calls < tool.max_calls)
+    ]
+    may_answer = all(state.tally(name).answers for name in agent.answer_after)
+    if form is None:
+        assert (ready, may_answer) == ([], False)
+    else:
+        assert (list(form.tools), form.may_answer) == (ready, may_answer)
+        assert form.tools or form.may_answer
+        assert 1 <= form.max_calls <= agent.max_parallel_tool_calls
+
+
+@given(agents(), states())
+def test_nothing_offered_names_every_tool_that_is_waited_for(
+    agent: AgentSpec, state: JobState
+) -> None:
+    if offered(agent, state) is None:
+        with pytest.raises(NothingOfferedError) as caught:
+            offer(agent, state)
+        assert all(name in caught.value.message for name in held_back_by(agent.answer_after, state))
+        assert caught.value.hint
+
+
+@given(agents(), states(), st.lists(tool_calls, max_size=8))
+def test_each_call_is_planned_once_in_order_and_only_what_is_offered_is_made(
+    agent: AgentSpec, state: JobState, calls: list[ToolCall]
+) -> None:
+    form = offered(agent, state)
+    if form is None:
+        return
+    plan = plan_calls(calls, form, agent, state)
+    assert [item.call for item in plan] == calls
+    made = [item for item in plan if isinstance(item, MakeCall)]
+    assert len(made) <= agent.max_parallel_tool_calls
+    assert len({item.call.id for item in made}) == len(made)
+    for tool, count in Counter(item.call.tool for item in made).items():
+        assert tool in form.tools
+        left = calls_left(next(ref for ref in agent.tools if ref.tool_name == tool), state)
+        assert left is None or count <= left
+    assert all(item.error.startswith("error: ") for item in plan if isinstance(item, RefuseCall))
+
+
+@given(agents(), states(), tool_calls)
+def test_a_single_call_of_an_offered_tool_is_always_made(
+    agent: AgentSpec, state: JobState, call: ToolCall
+) -> None:
+    form = offered(agent, state)
+    if form is not None and call.tool in form.tools:
+        assert isinstance(plan_calls([call], form, agent, state)[0], MakeCall)
+
+
+@given(agents(), st.data())
+def test_a_job_of_limited_tools_always_comes_to_an_end(
+    agent: AgentSpec, data: st.DataObject
+) -> None:
+    """Whatever is called and however it goes, the tools are spent after a bounded time."""
+    tools = tuple(
+        tool.model_copy(update={"max_calls": tool.max_calls or 2}) for tool in agent.tools
+    )
+    agent = agent.model_copy(update={"tools": tools})
+    state = JobState(branch="b", deadline=START)
+    for _ in range(1 + sum(tool.max_calls or 0 for tool in tools)):
+        form = offered(agent, state)
+        if form is None or not form.tools:
+            return
+        name = data.draw(st.sampled_from(form.tools))
+        state.count_call(name)
+        state.count_answer(name, data.draw(st.sampled_from(ToolOutcome)), "content")
+        state = JobState.model_validate_json(state.model_dump_json())
+    raise AssertionError("tools are still offered")
+
+
+@given(states())
+def test_state_survives_a_roll_over(state: JobState) -> None:
+    assert JobState.model_validate_json(state.model_dump_json()) == state
+
+
+def test_no_step_id_is_given_out_twice() -> None:
+    state = JobState(branch="b", deadline=START)
+    assert [state.take_step_id("job") for _ in range(3)] == ["job/b/1", "job/b/2", "job/b/3"]
+
+
+contents = st.text(max_size=200) | st.text(min_size=1, max_size=1).map(lambda char: char * 2_000)
+
+
+@given(st.lists(contents, min_size=1, max_size=8), st.integers(400, 4_000))
+def test_messages_are_cut_down_from_the_largest_until_they_fit(
+    texts: list[str], limit: int
+) -> None:
+    calls = [ToolCall(id=str(n), tool="a", arguments={}) for n in range(len(texts))]
+    messages = [tool_message(call, content) for call, content in zip(calls, texts, strict=True)]
+    fitting = fit(messages, limit)
+    assert [message.tool_call_id for message in fitting] == [call.id for call in calls]
+    size = sum(len(to_json(message)) for message in fitting)
+    changed = [place for place, message in enumerate(messages) if fitting[place] != message]
+    if sum(len(to_json(message)) for message in messages) <= limit:
+        assert changed == []
+    else:
+        assert size <= limit or len(changed) == len(messages)
+        smallest = min(len(to_json(messages[place])) for place in changed)
+        kept = [m for place, m in enumerate(messages) if place not in changed]
+        assert all(len(to_json(message)) <= smallest for message in kept)
+
+
+def test_all_results_of_a_full_turn_fit_when_each_is_small() -> None:
+    message = Message(role=Role.TOOL, content="x" * 40_000, tool_call_id="1", tool="a")
+    assert fit([message] * 32) == [message] * 32
+
+
+any_text = st.text(max_size=400) | st.text(alphabet='🍎"\\é\n', min_size=100, max_size=300)
+
+
+@given(any_text)
+def test_summary_is_one_line_that_the_server_accepts(text: str) -> None:
+    line = summary(text)
+    assert line == "" or line.isprintable()
+    for ascii_only in (True, False):
+        assert len(json.dumps(line, ensure_ascii=ascii_only).encode()) <= MAX_SUMMARY_BYTES
+
+
+@given(any_text, st.integers(1, 80))
+def test_one_line_keeps_short_text_and_marks_what_is_cut(text: str, max_chars: int) -> None:
+    line = one_line(text, max_chars)
+    assert len(line) <= max_chars
+    words = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    assert line == words or line.endswith("…")
+
+
+@given(any_text, st.dictionaries(any_text, st.none() | st.integers() | any_text, max_size=4))
+def test_summaries_of_calls_and_steps_fit(
+    name: str, arguments: dict[str, int | str | None]
+) -> None:
+    call = ToolCall.model_validate({"id": "1", "tool": name, "arguments": arguments})
+    form = OutputForm(tools=(name,) * 64)
+    for line in (call_summary(call), step_summary(7, form)):
+        assert len(json.dumps(line).encode()) <= MAX_SUMMARY_BYTES
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+def test_waste_and_cached_tokens_do_not_count_against_the_limit(
+    uncached: int, cached: int, generated: int, wasted: int
+) -> None:
+    usage = Usage(
+        prompt_tokens=uncached + cached,
+        cached_tokens=cached,
+        completion_tokens=generated,
+        wasted_tokens=wasted,
+    )
+    assert spent_tokens(usage) == uncached + generated
+
+
+@pytest.mark.parametrize(
+    ("turns", "tokens", "late_s", "stop"),
+    [
+        (2, 99, -1, None),
+        (2, 99, 0, StopReason.MAX_WALL_TIME),
+        (3, 99, -1, StopReason.MAX_TURNS),
+        (2, 100, -1, StopReason.MAX_TOKENS),
+        (3, 100, 1, StopReason.MAX_WALL_TIME),
+    ],
+)
+def test_limit_is_reached_at_its_value_and_not_before(
+    turns: int, tokens: int, late_s: int, stop: StopReason | None
+) -> None:
+    state = JobState(branch="b", deadline=START, turns=turns, usage=Usage(completion_tokens=tokens))
+    limits = Limits(max_turns=3, max_tokens=100)
+    assert reached(limits, state, START + timedelta(seconds=late_s)) is stop

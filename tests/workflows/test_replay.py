@@ -1,0 +1,117 @@
+"""Jobs outlive their workers: what is cached may be lost at any time, and histories replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.workflow import NondeterminismError
+
+from contracts.job import StopReason
+from contracts.llm_step import LLMStepInput, LLMStepResult
+from tests.workflows.changed import ChangedAgentWorkflow
+from tests.workflows.peer import Gate, Reply, Tool, calls, refuses, returns, says
+from tests.workflows.stage import Stage, agent, replay, tool, within
+
+HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
+SEARCH = calls(("search", {}))
+SHOP: dict[str, Tool] = {"search": returns("3 left"), "read": refuses("error: no such file")}
+SPEC = agent(tool("search"), tool("read", after=["search"]), max_parallel_tool_calls=2)
+
+
+def long_job() -> Iterator[Reply]:
+    """Replies with turns of all kinds: calls made, refused, answered by errors, in parallel."""
+    yield calls(("read", {}), ("search", {}))
+    yield calls(("search", {}), ("read", {}))
+    yield calls(("sing", {}))
+    yield says("Done.")
+
+
+def saved(path: Path) -> WorkflowHistory:
+    """Return a history saved from the Temporal UI or by `record_history`."""
+    return WorkflowHistory.from_json(path.stem, path.read_text())
+
+
+async def test_job_goes_on_when_its_worker_is_replaced_during_an_llm_step(stage: Stage) -> None:
+    gate = Gate()
+    replies = list(long_job())
+    replies[1] = gate.step(replies[1])
+    handle, script = await stage.start(SPEC, *replies, tools=SHOP)
+    await within(gate.reached.wait())
+    await stage.stop_agent_worker()
+    gate.opened.set()
+    await stage.start_agent_worker()
+    result = await within(handle.result())
+    assert (result.answer, result.turns, result.tool_calls) == ("Done.", 4, 3)
+    assert len(script.steps) == len({step.step_id for step in script.steps}) == 4
+
+
+async def test_job_goes_on_when_its_worker_is_replaced_between_tool_calls(stage: Stage) -> None:
+    """The first of two parallel calls is done, the second is not, when the worker goes."""
+    gate = Gate()
+    tools: dict[str, Tool] = {**SHOP, "read": gate.tool(returns("text"))}
+    both = calls(("search", {}), ("read", {}))
+    handle, script = await stage.start(SPEC, SEARCH, both, says("Done."), tools=tools)
+    await within(gate.reached.wait())
+    await stage.stop_agent_worker()
+    await stage.start_agent_worker()
+    gate.opened.set()
+    result = await within(handle.result())
+    assert (result.answer, result.tool_calls) == ("Done.", 3)
+    assert [message.content for message in script.steps[2].append] == ["3 left", "text"]
+    assert len(script.tool_calls) == 3
+
+
+async def test_job_replayed_at_every_task_ends_the_same(stage: Stage) -> None:
+    """Without a cache each workflow task replays the job from its start."""
+    cached, _ = await stage.run(SPEC, *long_job(), tools=SHOP)
+    await stage.stop_agent_worker()
+    await stage.start_agent_worker(max_cached_workflows=0)
+    result, script = await stage.run(SPEC, *long_job(), tools=SHOP)
+    assert result == cached
+    assert result.stop_reason is StopReason.ANSWERED
+    assert len(script.tool_calls) == 3
+
+
+async def test_cancellation_reaches_a_job_whose_worker_was_replaced(stage: Stage) -> None:
+    gate = Gate()
+    handle, _ = await stage.start(agent(), gate.step(says("Never said.")))
+    await within(gate.reached.wait())
+    await stage.stop_agent_worker()
+    await handle.cancel()
+    await stage.start_agent_worker()
+    await within(gate.cancelled.wait())
+
+
+async def test_reset_job_takes_a_branch_of_its_own(stage: Stage) -> None:
+    """Right after its start: run ids of the same minute begin alike."""
+    asked: list[str] = []
+
+    async def reply(step: LLMStepInput) -> LLMStepResult:
+        asked.append(step.step_id)
+        return await says("Done.")(step)
+
+    handle, _ = await stage.start(agent(), reply)
+    await within(handle.result())
+    again = await stage.reset_to_first_step(handle)
+    assert (await within(again.result())).answer == "Done."
+    first, second = asked
+    assert first != second
+    assert first.rpartition("/")[2] == second.rpartition("/")[2] == "1"
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+async def test_saved_history_replays(path: Path) -> None:
+    await replay(saved(path))
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+async def test_changed_workflow_fails_replay(path: Path) -> None:
+    with pytest.raises(NondeterminismError):
+        await replay(saved(path), [ChangedAgentWorkflow])
+
+
+def test_there_is_a_saved_history() -> None:
+    assert HISTORIES
