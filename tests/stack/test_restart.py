@@ -15,7 +15,7 @@ from tests.stack.command_line import CommandLine, is_gone, kill, wait_until
 
 def is_up_again(muster: CommandLine, name: str, restarts: int) -> bool:
     part = muster.part(name)
-    return part["state"] == "up" and part["restarts"] == restarts
+    return (part["state"], part["restarts"]) == ("up", restarts)
 
 
 def kill_part(muster: CommandLine, name: str, restarts: int) -> None:
