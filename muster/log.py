@@ -17,12 +17,14 @@ _QUIET = ("httpx", "httpcore", "asyncio", "alembic.runtime.plugins")
 class LineFormatter(logging.Formatter):
     """Format one record as one readable line (its traceback, if any, follows it)."""
 
-    converter = time.gmtime
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
-    default_msec_format = "%s.%03dZ"
-
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {process} %(name)s: %(message)s")
+
+    def formatTime(  # noqa: N802 - logging's name
+        self, record: logging.LogRecord, datefmt: str | None = None
+    ) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"{seconds}.{int(record.msecs):03d}Z"
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         pairs = [

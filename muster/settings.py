@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contracts.error import BadInputError
@@ -16,6 +17,17 @@ from contracts.error import BadInputError
 ENV_PREFIX = "MUSTER_"
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+def _seconds(value: object) -> object:
+    """Let a plain number mean seconds; other text stays for ISO 8601 (`PT10M`) or `HH:MM:SS`."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
 
 
 class Settings(BaseSettings):
@@ -82,9 +94,9 @@ class Settings(BaseSettings):
     max_cached_workflows: int = Field(1_000, ge=0, le=100_000)
     """Workflows one agent worker keeps in memory between tasks; the SDK's default."""
 
-    start_timeout: timedelta = timedelta(minutes=10)
+    start_timeout: Duration = timedelta(minutes=10)
     """How long `up` waits for one part to become healthy; converting a model once is slow."""
-    drain_timeout: timedelta = timedelta(seconds=20)
+    drain_timeout: Duration = timedelta(seconds=20)
     """How long a worker may finish what it has in hand after SIGTERM before it is killed."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severity that processes write to their logs."""
@@ -137,14 +149,14 @@ class Settings(BaseSettings):
         return {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in values.items()}
 
 
-def load_settings(**overrides: object) -> Settings:
+def load_settings(**overrides: Any) -> Settings:
     """Read settings from the environment; `overrides` (of None: none) win over it.
 
     Raises BadInputError that names the variable, its value and what was expected.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**given)  # pyright: ignore[reportArgumentType]
+        return Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
         name = f"{ENV_PREFIX}{first['loc'][0]}".upper() if first["loc"] else "settings"

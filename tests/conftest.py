@@ -6,17 +6,14 @@ PostgreSQL gets a fresh, migrated database.
 
 from __future__ import annotations
 
-import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
 import pytest
 import pytest_asyncio
-from store.database import Database
-from store.migrate import upgrade
 from temporalio.client import Client
 
 from muster.connection import connect_to
@@ -25,6 +22,8 @@ from muster.stack.part import start_part
 from muster.stack.port import free_port
 from muster.stack.postgres import PostgresPart, choose_user
 from muster.stack.temporal import TemporalPart
+from store.database import Database
+from store.migrate import upgrade
 
 START_TIMEOUT_S = 60.0
 TEMPLATE = "template_migrated"
@@ -85,7 +84,7 @@ async def postgres_server(
         yield server
     finally:
         await child.stop()
-        remove_socket_dir(part.socket_dir)
+        shutil.rmtree(part.socket_dir, ignore_errors=True)
 
 
 @pytest_asyncio.fixture
@@ -112,12 +111,3 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     database = Database(database_url)
     yield database
     await database.close()
-
-
-def remove_socket_dir(directory: Path) -> None:
-    """Remove the short directory a PostgreSQL of this session had its socket in."""
-    for file in directory.glob(".s.PGSQL.*"):
-        with contextlib.suppress(FileNotFoundError):
-            file.unlink()
-    with contextlib.suppress(OSError):
-        directory.rmdir()

@@ -8,6 +8,7 @@ from typing import NoReturn
 import typer
 
 from muster import exit as way_out
+from muster import telemetry
 from muster.cli import doctor, job, run, stack, worker
 from muster.cli.option import DataDir
 from muster.settings import load_settings
@@ -36,9 +37,11 @@ def build_app() -> typer.Typer:
     )
 
     @app.callback()
-    def use_data_dir(data_dir: DataDir = None) -> None:
+    def before_command(context: typer.Context, data_dir: DataDir = None) -> None:
         if data_dir is not None:
             os.environ["MUSTER_DATA_DIR"] = str(data_dir)
+        if context.invoked_subcommand != worker.worker.__name__:  # which names its own role
+            telemetry.configure("client")
 
     for command in COMMANDS:
         app.command()(command)
@@ -48,5 +51,8 @@ def build_app() -> typer.Typer:
 
 def main() -> NoReturn:
     """Run the command line and leave with its status."""
-    command = typer.main.get_command(build_app())
-    way_out.run(lambda: command.main(prog_name="muster"), log_dir=lambda: load_settings().log_dir)
+    way_out.run(_run, log_dir=lambda: load_settings().log_dir)
+
+
+def _run() -> None:
+    typer.main.get_command(build_app()).main(prog_name="muster")

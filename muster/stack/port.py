@@ -38,8 +38,10 @@ def describe_holder(port: int) -> str:
     """Return who listens on a port, as well as this user can know it."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections(kind="tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and connection.laddr.port == port and connection.pid:
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            _, listens_on = connection.laddr
+            if listens_on == port and connection.pid:
                 process = psutil.Process(connection.pid)
                 return f"{process.name()} (pid {process.pid}, user {process.username()})"
     return "a program of another user"

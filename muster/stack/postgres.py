@@ -177,7 +177,7 @@ class PostgresPart:
         installed = installed_programs()
         if not self.user or _reachable(installed / "postgres", self.user):
             return installed
-        return _reachable_copy(installed.parent) / installed.name
+        return reachable_copy(installed)
 
 
 def choose_user(name: str) -> User | None:
@@ -193,7 +193,9 @@ def choose_user(name: str) -> User | None:
             if entry.pw_uid != 0:
                 return User(candidate, entry.pw_uid, entry.pw_gid)
     raise BadInputError(
-        f"PostgreSQL does not run as root, and there is no user {name or 'postgres or nobody'!r}",
+        f"PostgreSQL does not run as root, and there is no such user as {name!r}"
+        if name
+        else "PostgreSQL does not run as root, and there is neither a user postgres nor nobody",
         hint="set MUSTER_POSTGRES_USER to an unprivileged system user, or do not run as root",
     )
 
@@ -249,16 +251,23 @@ def _reachable(path: Path, user: User) -> bool:
     return True
 
 
-def _reachable_copy(install: Path) -> Path:
-    """Copy the installation to where every user may read it (only root may write), once."""
-    digest = hashlib.sha256(f"{install}{install.stat().st_mtime_ns}".encode()).hexdigest()[:12]
+def reachable_copy(programs: Path) -> Path:
+    """Copy the installation, once, to where every user may read it and only root may write.
+
+    Returns the copy of `programs`. The libraries that the package brings along lie beside the
+    package, where its programs look for them.
+    """
+    package = programs.parents[1]
+    digest = hashlib.sha256(f"{programs}{programs.stat().st_mtime_ns}".encode()).hexdigest()[:12]
     copy = Path(f"/var/tmp/muster-postgres-{digest}")
-    if copy.is_dir() and copy.lstat().st_uid == 0:
-        return copy
-    new = copy.with_suffix(f".{os.getpid()}")
-    shutil.copytree(install, new, symlinks=True)
-    for path in (new, *new.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | 0o444 | (0o111 if path.stat().st_mode & 0o100 else 0))
-    new.rename(copy)
-    return copy
+    if not copy.is_dir() or copy.lstat().st_uid != 0:
+        new = copy.with_suffix(f".{os.getpid()}")
+        libraries = package.with_suffix(".libs")
+        for source in (programs.parent, libraries):
+            shutil.copytree(source, new / source.relative_to(package.parent), symlinks=True)
+        for path in (new, *new.rglob("*")):
+            if not path.is_symlink():
+                mode = path.stat().st_mode
+                path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+        new.rename(copy)
+    return copy / programs.relative_to(package.parent)

@@ -119,7 +119,7 @@ class SupervisedPart:
             try:
                 await asyncio.wait_for(self.part.watch(), CHECK_INTERVAL_S)
             except (UnavailableError, TimeoutError) as error:
-                self._set(PartState.UP, message=f"unhealthy: {error or 'no answer'}")
+                self._set(PartState.UP, message=f"unhealthy: {str(error) or 'no answer'}")
             else:
                 healthy_at = time.monotonic()
                 if self.record.message:

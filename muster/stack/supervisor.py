@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 
 from contracts.error import BadInputError
 from muster.connection import connect_to
@@ -232,7 +232,7 @@ def check_only(only: Collection[str]) -> None:
         )
 
 
-async def _all(work: Collection[Coroutine[None, None, None]]) -> None:
+async def _all(work: Iterable[Coroutine[None, None, None]]) -> None:
     """Await all; the first error cancels the others and is raised."""
     tasks = [asyncio.create_task(item) for item in work]
     try:

@@ -156,6 +156,5 @@ async def _get(url: str, path: str) -> httpx.Response:
             response.raise_for_status()
             return response
     except (httpx.HTTPError, ValueError) as error:
-        raise UnavailableError(
-            f"the inference service at {url} does not answer well: {error or type(error).__name__}"
-        ) from error
+        reason = str(error) or type(error).__name__
+        raise UnavailableError(f"no inference service answers at {url}: {reason}") from error

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from activities.worker import tool_activities
-from store.database import Database
 from temporalio.worker import Worker
 
+from activities.worker import tool_activities
 from contracts.error import BadInputError
 from contracts.name import TOOLS_QUEUE
 from muster.connection import connect
@@ -15,6 +14,7 @@ from muster.settings import Settings
 from muster.stack.namespace import check_namespace
 from muster.stack.state import locate
 from muster.worker.lifecycle import run_until, stop_event
+from store.database import Database
 
 
 async def main(settings: Settings) -> None:

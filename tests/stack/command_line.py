@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 
 from muster.stack.port import free_port
+from muster.stack.postgres import PostgresPart
 
 COMMAND_TIMEOUT_S = 100.0
 SERVERS = "temporal,postgres"
@@ -84,8 +86,10 @@ class CommandLine:
         return [supervisor, *supervisor.children(recursive=True)]
 
     def end(self) -> None:
-        """Stop whatever still runs."""
+        """Stop whatever still runs, and remove what it keeps outside its data directory."""
         self.run("down")
+        part = PostgresPart(self.data_dir / "postgres", Path(os.devnull), None)
+        shutil.rmtree(part.socket_dir, ignore_errors=True)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -82,7 +82,7 @@ def test_ctrl_c_in_the_foreground_stops_everything(muster: CommandLine) -> None:
 
 def test_stop_while_starting_leaves_no_process(muster: CommandLine) -> None:
     process = muster.start("up", "--only", "temporal,postgres")
-    wait_until(lambda: (muster.data_dir / "stack.json").exists())
+    wait_until((muster.data_dir / "stack.json").exists)
     wait_until(lambda: muster.part("postgres")["state"] != "waiting")
     children = muster.processes()
     process.send_signal(signal.SIGTERM)

@@ -1,0 +1,137 @@
+"""Settings come from the environment, are checked once, and reach a child unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.error import BadInputError
+from muster.settings import Settings, load_settings
+from muster.stack.log_file import bound, said_since
+from muster.stack.port import check_ports, free_port
+from muster.stack.state import (
+    PartRecord,
+    PartState,
+    StackPhase,
+    StackRecord,
+    hide_password,
+    hold_lock,
+    holder_pid,
+    locate,
+    running_stack,
+    write_record,
+)
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MUSTER_{name.upper()}", raising=False)
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
+
+
+def test_child_reads_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = load_settings(
+        model=str(tmp_path / "some model.v2"),
+        temporal_port=7000,
+        tool_path=f"{tmp_path}:{tmp_path / 'b'}",
+        start_timeout="PT90S",
+        max_model_len=2048,
+    )
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MUSTER_TEMPORAL_PORT", "0", "MUSTER_TEMPORAL_PORT is '0': "),
+        ("MUSTER_ENGINE", "gpt", "MUSTER_ENGINE is 'gpt': "),
+        ("MUSTER_TEMPORAL_UI_PORT", "7233", "settings: ports must differ"),
+        ("MUSTER_MODEL_NAME", "a b", "MUSTER_MODEL_NAME is 'a b': "),
+        ("MUSTER_START_TIMEOUT", "soon", "MUSTER_START_TIMEOUT is 'soon': "),
+    ],
+)
+def test_wrong_value_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BadInputError) as raised:
+        load_settings()
+    assert raised.value.message.startswith(said)
+    assert raised.value.hint
+
+
+def test_seconds_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_DRAIN_TIMEOUT", "2.5")
+    assert load_settings().drain_timeout.total_seconds() == 2.5
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("/models/Qwen2.5 0.5B/", "Qwen2-5-0-5B"),
+        ("org/Model.v1", "Model-v1"),
+        ("/models/7b", "model-7b"),
+    ],
+)
+def test_served_name_fits_a_task_queue(model: str, name: str) -> None:
+    assert load_settings(model=model).served_model == name
+    assert load_settings(model=model, model_name="mine").served_model == "mine"
+
+
+def test_addresses_come_from_settings_then_from_the_running_stack(tmp_path: Path) -> None:
+    settings = load_settings()
+    assert locate(settings).temporal_address == "127.0.0.1:7233"
+    assert locate(settings).database_url == ""
+    record = StackRecord(
+        phase=StackPhase.UP,
+        supervisor_pid=1,
+        since=0.0,
+        temporal_address="127.0.0.1:1",
+        temporal_namespace="default",
+        temporal_ui_url="http://127.0.0.1:2",
+        database_url="postgresql://muster@/muster",
+        inference_url="http://127.0.0.1:3",
+        model="m",
+        engine="simulated",
+        parts=(PartRecord(name="temporal", state=PartState.UP),),
+    )
+    write_record(tmp_path, record)
+    assert running_stack(tmp_path) is None, "a record without a lock is a leftover"
+    with hold_lock(tmp_path) as held:
+        assert held
+        assert holder_pid(tmp_path) is not None
+        assert running_stack(tmp_path) == record
+        assert locate(settings).temporal_address == "127.0.0.1:1"
+        assert locate(load_settings(temporal_address="there:9")).temporal_address == "there:9"
+        with hold_lock(tmp_path) as second:
+            assert not second
+    assert holder_pid(tmp_path) is None
+
+
+def test_free_ports_pass_the_check() -> None:
+    check_ports({"temporal_port": free_port()})
+
+
+def test_log_is_bounded_and_its_last_error_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_text("error: old\n" + "x" * 100)
+    offset = log.stat().st_size
+    assert said_since(log, offset) is None
+    with log.open("a") as file:
+        file.write("\nerror: first\nhint: h1\nnoise\nerror: second\nhint: h2\n")
+    said = said_since(log, offset)
+    assert said is not None
+    assert (said.message, said.hint) == ("second", "h2")
+    bound(tmp_path, max_bytes=50)
+    assert log.stat().st_size == 0
+    assert (tmp_path / "part.log.1").read_text().startswith("error: old")
+
+
+def test_password_is_not_shown() -> None:
+    assert hide_password("postgresql://u:secret@h/d") == "postgresql://u:…@h/d"
+    assert hide_password("postgresql://u@/d?host=/tmp") == "postgresql://u@/d?host=/tmp"
