@@ -46,7 +46,7 @@ async def test_jobs_are_listed_by_state_and_agent(stage: Stage, muster: CommandL
     assert everything[running_id] == "running"
     assert running_id in await listed("--state", "running")
     assert set((await listed("--state", "completed")).values()) == {"completed"}
-    assert set((await listed("--state", "stopped", "--agent", "tailor"))) == {stopped_id}
+    assert set(await listed("--state", "stopped", "--agent", "tailor")) == {stopped_id}
     assert len(await listed("--limit", "1")) == 1
     table = await muster.run("jobs")
     assert all(job_id in table.out for job_id in (done_id, stopped_id, running_id))
