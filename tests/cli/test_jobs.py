@@ -121,7 +121,14 @@ async def test_unknown_job_is_one_line_and_a_hint(muster: CommandLine, command: 
 
 
 @pytest.mark.parametrize(
-    "filters", [("--limit", "0"), ("--limit", "99999999"), ("--agent", "x' OR 1=1")]
+    "filters",
+    [
+        ("--limit", "0"),
+        ("--limit", "99999999"),
+        ("--agent", "x' OR 1=1"),
+        ("--state", "compleated"),
+        ("--state", ""),
+    ],
 )
 async def test_bad_filter_is_one_line_and_a_hint(
     muster: CommandLine, filters: tuple[str, ...]
