@@ -17,10 +17,10 @@ from contracts.name import SEARCH_AGENT, SEARCH_STATE, SEARCH_TENANT
 from muster.agent_file import parse_agent
 from muster.job import TIMEOUT_GRACE, JobEndedError, Jobs
 from muster.job_id import check_job_id, new_job_id, ui_link
+from muster.stack.namespace import prepare_namespace
 from muster.stack.part import start_part
 from muster.stack.port import free_port
 from muster.stack.temporal import TemporalPart
-from muster.stack.namespace import prepare_namespace
 from tests.cli.stage import AGENT, DEADLINE_S, MODEL, Stage
 from tests.cli.test_report import check_sums
 from tests.workflows.peer import Gate, Script, calls, raises, returns, says
