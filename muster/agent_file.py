@@ -8,6 +8,7 @@ a number of seconds.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 import sys
@@ -81,6 +82,7 @@ def parse_agent(text: str, file: str) -> AgentFile:
     shape = Shape({ToolRef: _tool_by_path, Message: _message_by_role})
     data = shape.read(AgentSpec, tree)
     _check_names(tree, data)
+    _name_tool_messages(tree, data)
     spec = build(AgentSpec, data, tree)
     _check_order(tree, spec)
     return AgentFile(file, spec, tree)
@@ -202,6 +204,34 @@ def _check_names(tree: Tree, data: Mapping[str, Any]) -> None:
         others = [name for name in names if name != own]
         _check_known(tree, ("tools", index, "after"), tool.get("after", []), others)
     _check_known(tree, ("answer_after",), data.get("answer_after", []), list(names))
+
+
+def _name_tool_messages(tree: Tree, data: Mapping[str, Any]) -> None:
+    """Give a tool's example message the tool that the message before it calls, if it names none."""
+    before: Mapping[str, Any] = {}
+    for index, message in enumerate(data.get("examples", [])):
+        if message["role"] == Role.TOOL and message.get("tool") is None:
+            message["tool"] = _called_tool(before)
+            if message["tool"] is None:
+                raise _at(
+                    tree,
+                    ("examples", index),
+                    "a tool's message does not say which tool",
+                    "write it as `role: tool`, `tool: NAME` and `content: text`",
+                )
+        before = message
+
+
+def _called_tool(message: Mapping[str, Any]) -> str | None:
+    """Return the tool that an example message calls, by its `tool_calls` or by its JSON text."""
+    if calls := message.get("tool_calls"):
+        return str(calls[0]["tool"]) if len(calls) == 1 else None
+    try:
+        called = json.loads(message.get("content", ""))
+    except ValueError:
+        return None
+    name = called.get("tool") if isinstance(called, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _check_known(tree: Tree, path: KeyPath, names: list[str], known: list[str]) -> None:

@@ -1,12 +1,15 @@
-"""Durations as people write and read them: `30s`, `5m`, `1h30m`, `250ms`, or seconds."""
+"""Durations as people write and read them: `30s`, `5m`, `1h30m`, `250ms`, seconds, or ISO 8601."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 
+from pydantic import TypeAdapter
+
 _UNIT_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|d|h|m|s)\s*", re.ASCII)
+_ISO_8601 = TypeAdapter(timedelta)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 MAX_DURATION = timedelta(days=366)
@@ -22,6 +25,8 @@ def parse_duration(text: str) -> timedelta:
     stripped = text.strip()
     if _NUMBER.fullmatch(stripped):
         seconds = float(stripped)
+    elif stripped.startswith("P"):
+        seconds = _ISO_8601.validate_python(stripped).total_seconds()
     else:
         seconds = _sum_of_parts(stripped)
     if not 0 < seconds <= MAX_DURATION.total_seconds():

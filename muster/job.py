@@ -59,7 +59,11 @@ QUERY_TIMEOUT = timedelta(seconds=2)
 OUTAGE_LIMIT = timedelta(minutes=10)
 """How long one who watches a job waits for a Temporal server that does not answer."""
 
+_NO_WORKER = "waiting for an agent worker"
+
 _RETRY_S = 1.0
+"""Pause before a server that does not answer is asked again."""
+
 _ANSWERED_S = 30.0
 """A wait for a job's end that lasted this long was heard by the server: the outage is a new one."""
 
@@ -250,20 +254,23 @@ class Jobs:
 
     async def _look(self, handle: WorkflowHandle[object, object], last: JobProgress) -> JobProgress:
         """Return the job's progress; what no worker or server tells now stays as it was."""
-        pending: Sequence[PendingActivityInfo] = ()
+        stuck, pending = _NO_WORKER, tuple[PendingActivityInfo, ...]()
         try:
-            description = await handle.describe(rpc_timeout=QUERY_TIMEOUT)
-            pending = description.raw_description.pending_activities
+            described = (await handle.describe(rpc_timeout=QUERY_TIMEOUT)).raw_description
+            pending = tuple(described.pending_activities)
+            if described.pending_workflow_task.attempt > 1:
+                attempt = described.pending_workflow_task.attempt
+                stuck = f"its workflow task was not done, attempt {attempt} (see muster doctor)"
             answer: JobProgress = await handle.query(
                 PROGRESS_QUERY, result_type=JobProgress, rpc_timeout=QUERY_TIMEOUT
             )
-            return answer.model_copy(update={"doing": doing(answer.doing, pending)})
         except RPCError as error:
             if error.status is RPCStatusCode.UNAVAILABLE:
                 return last.model_copy(update={"doing": "waiting for Temporal to answer"})
-            return last.model_copy(update={"doing": doing("waiting for an agent worker", pending)})
+            return last.model_copy(update={"doing": doing(stuck, pending)})
         except WorkflowQueryFailedError:
-            return last.model_copy(update={"doing": doing("waiting for an agent worker", pending)})
+            return last.model_copy(update={"doing": doing(stuck, pending)})
+        return answer.model_copy(update={"doing": doing(answer.doing, pending)})
 
 
 def _tenant(tenant: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from contracts.error import BadInputError
 from contracts.job import JobStatus
 from muster import exit as way_out
 from muster.cli.option import DataDir, Json
@@ -21,6 +22,9 @@ from muster.connection import connect
 from muster.job import Jobs
 from muster.job_id import check_job_id
 from muster.settings import Settings, load_settings
+from muster.yaml_tree import nearest
+
+STATES = ", ".join(JobStatus)
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `jobs` lists it.")]
 
@@ -32,9 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def jobs(
-    state: Annotated[
-        JobStatus | None, typer.Option(case_sensitive=False, help="Only jobs in this state.")
-    ] = None,
+    state: Annotated[str | None, typer.Option(help=f"Only jobs in this state: {STATES}.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only jobs of this agent.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many.")] = 20,
     data_dir: DataDir = None,
@@ -42,7 +44,8 @@ def jobs(
 ) -> None:
     """List jobs: those that run first, then the last ended."""
     settings = load_settings(data_dir=data_dir)
-    _leave(_jobs(settings, state, agent, limit, as_json=as_json))
+    status = _status(state) if state is not None else None
+    _leave(_jobs(settings, status, agent, limit, as_json=as_json))
 
 
 def show(
@@ -71,6 +74,17 @@ def cancel(
     settings = load_settings(data_dir=data_dir)
     check_job_id(job)
     _leave(_cancel(settings, job, wait=wait, as_json=as_json))
+
+
+def _status(state: str) -> JobStatus:
+    try:
+        return JobStatus(state.lower())
+    except ValueError:
+        guess = nearest(state, list(JobStatus))
+        raise BadInputError(
+            f"there is no job state {state!r}",
+            hint=f"did you mean {guess}? they are {STATES}" if guess else f"they are {STATES}",
+        ) from None
 
 
 def _leave(program: Coroutine[Any, Any, int]) -> None:

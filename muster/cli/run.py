@@ -106,7 +106,7 @@ async def _run(
         typer.echo(_object({"job_id": job_id, "status": "running"}) if as_json else job_id)
         return 0
     if not as_json:
-        console(stderr=True).print(f"job {job_id}  {link}", soft_wrap=True)
+        console(stderr=True).print(f"job {job_id}  {link}".strip(), soft_wrap=True)
     async with aclosing(jobs.progress(job_id)) as progress:
         await watch(progress, quiet=as_json)
     report = await jobs.report(job_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from rich.box import SIMPLE_HEAD
@@ -34,7 +35,7 @@ _STYLES = {
 }
 
 _PARTS = (
-    ("orchestration_s", "orchestration", "Temporal and the workers, around the LLM steps"),
+    ("orchestration_s", "orchestration", "Temporal and the workers"),
     ("host_pre_s", "host_pre", "resolve, render, tokenise"),
     ("ready_wait_s", "ready_wait", "ready, waiting for the scheduler"),
     ("engine_queue_s", "engine_queue", "waiting inside the engine"),
@@ -121,22 +122,26 @@ def time_table(report: JobReport) -> RenderableType:
 
 
 def job_table(rows: Sequence[JobRow], now: datetime) -> RenderableType:
-    """Return a listing of jobs."""
+    """Return a listing of jobs; tenants are shown if there is more than the default one."""
+    tenants = {row.tenant for row in rows} - {"default"}
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("job", no_wrap=True)
-    table.add_column("agent")
-    table.add_column("tenant")
+    table.add_column("agent", no_wrap=True, min_width=8)
+    if tenants:
+        table.add_column("tenant", no_wrap=True, min_width=6)
     table.add_column("state", no_wrap=True)
     table.add_column("started", no_wrap=True)
     table.add_column("took", justify="right", no_wrap=True)
     for row in rows:
         took_s = ((row.closed_at or now) - row.started_at).total_seconds()
+        started = row.started_at.astimezone()
+        is_today = started.date() == now.astimezone().date()
         table.add_row(
             row.job_id,
             Text(row.agent or "?"),
-            Text(row.tenant or "?"),
+            *([Text(row.tenant or "?")] if tenants else []),
             Text(row.status.value, style=_STYLES[row.status]),
-            f"{row.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
+            f"{started:%H:%M:%S}" if is_today else f"{started:%Y-%m-%d %H:%M}",
             show_duration(max(0.0, took_s)),
         )
     return table
@@ -174,67 +179,77 @@ def _totals(report: JobReport) -> Text:
 
 
 def _turn_table(report: JobReport) -> RenderableType:
+    """Return one line a step or call, and below it what it came to, at any terminal's width."""
     if not report.rows:
         return Text("\nno LLM step yet\n", style="dim")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("turn", justify="right")
-    table.add_column("what")
-    table.add_column("state")
-    table.add_column("prompt", justify="right")
-    table.add_column("cached", justify="right")
-    table.add_column("out", justify="right")
-    table.add_column("seconds", justify="right")
-    table.add_column("tries", justify="right")
-    table.add_column("came to", ratio=1, overflow="fold")
+    lines = [_Line("turn", "what", Text("state"), "prompt (cached) → out", "seconds", "tries")]
     for row in report.rows:
         if row.step:
-            table.add_row(str(row.turn), "LLM step", *_step_cells(row.step))
-        for tool in row.tools:
-            table.add_row("", Text(f"  {tool.tool}"), *_tool_cells(tool))
-    return table
+            lines.append(_step_line(row.turn, row.step))
+        lines += map(_tool_line, row.tools)
+    what = max(len(line.what) for line in lines)
+    state = max(len(line.state) for line in lines)
+    shown = [Text()]
+    for line in lines:
+        shown.append(line.text(what, state, style="bold" if line is lines[0] else ""))
+        for text, style in ((line.came_to, "dim"), (line.failure, "red")):
+            if text:
+                shown.append(Text(f"{'':6}{text}", style, no_wrap=True, overflow="ellipsis"))
+    return Group(*shown, Text())
 
 
-def _step_cells(step: StepRow) -> list[RenderableType]:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    turn: str
+    what: str
+    state: Text
+    tokens: str
+    seconds: str
+    tries: str
+    came_to: str = ""
+    failure: str = ""
+
+    def text(self, what: int, state: int, style: str) -> Text:
+        padding = " " * (state - len(self.state))
+        return Text.assemble(
+            f"{self.turn:>4}  {self.what:<{what}}  ", self.state, padding,
+            f"  {self.tokens:>21}  {self.seconds:>8}  {self.tries:>5}",
+            no_wrap=True, overflow="ellipsis", style=style,
+        )  # fmt: skip
+
+
+def _step_line(turn: int, step: StepRow) -> _Line:
     usage = step.usage
-    known = step.time is not None
-    if step.tool_calls:
-        came_to = ", ".join(map(_call_text, step.tool_calls))
-    else:
-        came_to = step.content or ""
-    return [
-        _state(step.state),
-        f"{usage.prompt_tokens:,}" if known else "",
-        f"{usage.cached_tokens:,}" if known else "",
-        f"{usage.completion_tokens:,}" if known else "",
-        f"{step.total_s:.2f}",
-        str(step.attempts or ""),
-        _came_to(came_to, step.failure),
-    ]
+    tokens = f"{usage.prompt_tokens:,} ({usage.cached_tokens:,}) → {usage.completion_tokens:,}"
+    return _Line(
+        turn=str(turn),
+        what="LLM step",
+        state=_state(step.state),
+        tokens=tokens if step.time else "",
+        seconds=f"{step.total_s:.2f}",
+        tries=str(step.attempts or ""),
+        came_to=_preview(", ".join(map(_call_text, step.tool_calls)) or step.content or ""),
+        failure=_preview(step.failure or ""),
+    )
 
 
-def _tool_cells(tool: ToolRow) -> list[RenderableType]:
+def _tool_line(tool: ToolRow) -> _Line:
     refused = tool.outcome is ToolOutcome.ERROR
-    return [
-        _state("error" if refused else tool.state),
-        "", "", "",
-        f"{tool.total_s:.2f}",
-        str(tool.attempts or ""),
-        _came_to(tool.content or "", tool.failure),
-    ]  # fmt: skip
+    return _Line(
+        turn="",
+        what=f"  {tool.tool}",
+        state=_state("error" if refused else tool.state),
+        tokens="",
+        seconds=f"{tool.total_s:.2f}",
+        tries=str(tool.attempts or ""),
+        came_to=_preview(tool.content or ""),
+        failure=_preview(tool.failure or ""),
+    )
 
 
 def _state(state: str) -> Text:
     styles = {"completed": "green", "open": "cyan", "cancelled": "yellow"}
     return Text(state, style=styles.get(state, "red"))
-
-
-def _came_to(text: str, failure: str | None) -> Text:
-    shown = Text(_preview(text))
-    if failure:
-        if text:
-            shown.append("\n")
-        shown.append(_preview(failure), style="red")
-    return shown
 
 
 def _call_text(call: ToolCall) -> str:

@@ -27,7 +27,9 @@ async def watch(progress: AsyncIterator[JobProgress], *, quiet: bool = False) ->
 
 
 def _line(now: JobProgress) -> str:
-    counts = f"turn {now.turns + 1}"
-    if now.tool_calls:
-        counts += f", {now.tool_calls} tool call{'s' if now.tool_calls > 1 else ''} so far"
-    return " ".join(printable(f"{counts}: {now.doing}").split())
+    done = [
+        f"{number:,} {noun}{'' if number == 1 else 's'}"
+        for number, noun in ((now.llm_steps, "LLM step"), (now.tool_calls, "tool call"))
+        if number
+    ]
+    return " ".join(printable(f"{now.doing}{' · ' if done else ''}{', '.join(done)}").split())

@@ -30,8 +30,7 @@ async def cli_client(temporal_address: str) -> Client:
                 await client.count_workflows(f"WorkflowType = '{AGENT_WORKFLOW}'")
                 return client
             except (RPCError, MusterError):
-                # A new namespace is known to all parts of the server only after a moment.
-                await asyncio.sleep(0.05)
+                continue  # a new namespace is known to all parts of the server after a moment
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ answer_after: [purchase]
 max_parallel_tool_calls: 2
 examples:
   - user: Two apples
-  - assistant: 'find: apples'
+  - assistant: '{"tool": "find", "arguments": {"what": "apples"}}'
   - tool: 3 apples left
   - role: assistant
     content: ""
@@ -78,6 +78,7 @@ limits:
         Role.ASSISTANT,
         Role.TOOL,
     ]
+    assert spec.examples[2].tool == "find"
     assert spec.examples[3].tool_calls[0].arguments == {
         "what": "apples", "count": 2, "ripe": True, "price": 1.5, "note": None, "size": "2",
     }  # fmt: skip
@@ -122,14 +123,16 @@ def test_text_stays_text_whatever_yaml_would_make_of_it() -> None:
         (HEAD + "tools: m:f", 3, "tools: expected a list, got 'm:f'", "- function: ..."),
         (HEAD + "tools:\n  - m", 4, "expected an import path, got 'm'", "package.module:function"),
         (HEAD + "tools:\n  - m:f\n  - n:f", 5, "a tool is already named 'f' on line 4", "`name`"),
-        (HEAD + "tools:\n  - function: m:f\n    on_failure: fail-job", 5, "expected 'tell_model' or",
-         "did you mean 'fail_job'?"),
+        (HEAD + "tools:\n  - function: m:f\n    on_failure: fail-job", 5,
+         "expected 'tell_model' or", "did you mean 'fail_job'?"),
         (HEAD + "tools:\n  - m:find\n  - function: m:buy\n    after:\n      - fnd", 7,
          "tools[1].after[0]: 'fnd' is not another tool", "did you mean 'find'?"),
         (HEAD + "tools:\n  - function: m:f\n    after: [f]", 5, "'f' is not another tool", ""),
         (HEAD + "answer_after: [f]", 3, "answer_after[0]: 'f' is not another tool", ""),
         (HEAD + "tools:\n  - {function: m:f, after: [g]}\n  - {function: m:g, after: [f]}", 4,
          "tools wait for each other: f <- g <- f", "`after`"),
+        (HEAD + "examples:\n  - user: hi\n  - tool: x", 5, "examples[1]: a tool's message does not",
+         "`role: tool`"),
         (HEAD + "examples:\n  - user: {a: 1}", 4, "expected the message's text", "quotes"),
         (HEAD + "examples:\n  - role: user", 4, "the key 'content' is missing", "content: ..."),
         (HEAD + "? [a]\n: b", 3, "expected a key, got a list", ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.duration import MAX_DURATION, parse_duration, show_duration
@@ -14,7 +14,8 @@ from muster.duration import MAX_DURATION, parse_duration, show_duration
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("30s", 30), ("5m", 300), ("1h30m", 5_400), ("1h 30m", 5_400), ("250ms", 0.25), ("90", 90),
-     ("1.5", 1.5), ("1.5h", 5_400), ("2d", 172_800), (" 7s ", 7), ("1m500ms", 60.5)],
+     ("1.5", 1.5), ("1.5h", 5_400), ("2d", 172_800), (" 7s ", 7), ("1m500ms", 60.5),
+     ("PT10M", 600)],
 )  # fmt: skip
 def test_duration_is_read(text: str, seconds: float) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
@@ -22,13 +23,14 @@ def test_duration_is_read(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "0", "0s", "-1s", "s", "1:30", "5m1h", "1h1h", "1 week", "1e3", "inf", "nan",
-             "9" * 400, "367d", "1s!", "١s"],
+             "9" * 400, "367d", "1s!", "P", "PT", "PT0S", "-PT1S", "١s"],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         parse_duration(text)
 
 
+@settings(deadline=None)
 @given(st.integers(1, int(MAX_DURATION.total_seconds()) * 1_000))
 def test_every_duration_survives_being_written_in_parts(milliseconds: int) -> None:
     parts, rest = "", milliseconds

@@ -46,7 +46,7 @@ async def test_jobs_are_listed_by_state_and_agent(stage: Stage, muster: CommandL
     assert everything[running_id] == "running"
     assert running_id in await listed("--state", "running")
     assert set((await listed("--state", "completed")).values()) == {"completed"}
-    assert set((await listed("--state", "stopped", "--agent", "tailor"))) == {stopped_id}
+    assert set(await listed("--state", "stopped", "--agent", "tailor")) == {stopped_id}
     assert len(await listed("--limit", "1")) == 1
     table = await muster.run("jobs")
     assert all(job_id in table.out for job_id in (done_id, stopped_id, running_id))
@@ -121,7 +121,14 @@ async def test_unknown_job_is_one_line_and_a_hint(muster: CommandLine, command: 
 
 
 @pytest.mark.parametrize(
-    "filters", [("--limit", "0"), ("--limit", "99999999"), ("--agent", "x' OR 1=1")]
+    "filters",
+    [
+        ("--limit", "0"),
+        ("--limit", "99999999"),
+        ("--agent", "x' OR 1=1"),
+        ("--state", "compleated"),
+        ("--state", ""),
+    ],
 )
 async def test_bad_filter_is_one_line_and_a_hint(
     muster: CommandLine, filters: tuple[str, ...]

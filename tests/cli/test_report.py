@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from temporalio.api.enums.v1 import TimeoutType
 from temporalio.api.failure.v1 import Failure
@@ -303,6 +303,7 @@ timings = st.builds(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_parts_sum_to_totals_for_any_clock(data: st.DataObject) -> None:
     def moment() -> float:
