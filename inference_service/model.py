@@ -92,8 +92,8 @@ def prepare_model(name_or_path: str, data_dir: Path, progress: Progress) -> Mode
 
 def served_name(path: Path) -> str:
     """Return a name for the model in `path` that task queues and agent files can carry."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.name).strip("-")[:63]
-    return name if name[:1].isalpha() else f"m-{name}".rstrip("-")
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.name).strip("-")
+    return (name if name[:1].isalpha() else f"model-{name}")[:64]
 
 
 def _local(path: Path, name: str | None = None) -> ModelFiles:
@@ -205,7 +205,7 @@ def _check_source(gguf: Path, source: PackagedModel) -> None:
 def _convert(gguf: Path, target: Path) -> None:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
         "HF_HUB_OFFLINE": "1",
     }
     command = [sys.executable, "-m", "inference_service.conversion", str(gguf), str(target)]
@@ -284,21 +284,21 @@ def _last_line(text: str) -> str:
 def main(arguments: list[str]) -> int:
     """Prepare a model for use from a shell; returns the exit status."""
     if len(arguments) != 2:
-        print("usage: python -m inference_service.model NAME_OR_PATH DATA_DIR", file=sys.stderr)
+        _say("usage: python -m inference_service.model NAME_OR_PATH DATA_DIR")
         return 2
     name_or_path, data_dir = arguments
     try:
-        files = prepare_model(
-            name_or_path,
-            Path(data_dir).expanduser(),
-            lambda line: print(line, file=sys.stderr, flush=True),
-        )
+        files = prepare_model(name_or_path, Path(data_dir).expanduser(), _say)
     except MusterError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        print(f"hint: {error.hint}", file=sys.stderr)
+        _say(f"error: {error.message}\nhint: {error.hint}")
         return 1
-    print(files.path)
+    sys.stdout.write(f"{files.path}\n")
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":
