@@ -1,88 +1,103 @@
 """Kill an engine's processes once the process that owns them is gone, however it went.
 
 vLLM runs the model in child processes of the service. A service that is killed outright cannot
-stop them, and they would keep the device's memory. The guardian is a small process in a session of
-its own that waits for its standard input to close, which the kernel does when the service dies. It
-then kills every process whose environment carries its mark; the engine's children inherit that
-environment because they are spawned, not forked.
+stop them, and they live on with the device's memory in hand. The guardian is a small process in a
+session of its own that is told their ids and waits for its standard input to close, which the
+kernel does when the service dies. Then it kills them and everything below them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
-MARK = "MUSTER_ENGINE_MARK"
-"""Environment variable that names the owner of an engine's processes."""
-
-SWEEP_S = 10.0
+SWEEP_S = 5.0
 """How long the guardian looks for processes that are still being born."""
 
 
 class Guardian:
-    """Guards the processes spawned between `start` and `close`."""
+    """Guards the `multiprocessing` children that appear between `start` and `close`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._known: set[int] = set()
 
     def start(self) -> None:
-        """Mark the environment of processes spawned from now on, and begin to watch."""
-        mark = uuid.uuid4().hex
-        environment = {key: value for key, value in os.environ.items() if key != MARK}
+        """Begin to guard; children that live already are someone else's."""
+        self._known = _children()
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(Path(__file__).resolve()), mark],
+            [sys.executable, "-S", "-E", str(Path(__file__).resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env=environment,
             start_new_session=True,
         )
-        os.environ[MARK] = mark
+
+    def adopt(self) -> None:
+        """Take in the children that have appeared since the last call."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        new = _children() - self._known
+        self._known |= new
+        for child in sorted(new):
+            self._process.stdin.write(f"{child}\n".encode())
+        self._process.stdin.flush()
 
     def close(self) -> None:
-        """Kill what is left of the marked processes, and stop watching; idempotent."""
+        """Kill what is left of the guarded processes, and stop guarding; idempotent."""
         if self._process is None:
             return
         process, self._process = self._process, None
-        os.environ.pop(MARK, None)
         assert process.stdin is not None
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         process.wait()
 
 
-def marked_processes(mark: str) -> list[int]:
-    """Return the ids of the processes whose environment carries `mark`."""
-    entry = f"{MARK}={mark}".encode()
-    found: list[int] = []
-    for directory in Path("/proc").iterdir():
-        if not directory.name.isdigit():
-            continue
-        try:
-            if entry in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-        except OSError:
-            continue  # gone meanwhile, or another user's
-    return found
+def descendants(process: int) -> list[int]:
+    """Return the ids of a process's children, their children, and so on."""
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return [*children, *(below for child in children for below in descendants(child))]
 
 
-def sweep(mark: str) -> None:
-    """Kill marked processes until there are none, for at most `SWEEP_S` seconds."""
+def _children() -> set[int]:
+    return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+
+
+def _guard() -> None:
+    """Read ids until the owner is gone, then kill those processes and what is below them.
+
+    A descriptor per process keeps its id from meaning another process later.
+    """
+    guarded: dict[int, int] = {}
+    for line in sys.stdin.buffer:
+        with contextlib.suppress(ProcessLookupError):
+            guarded[int(line)] = os.pidfd_open(int(line))
     deadline = time.monotonic() + SWEEP_S
-    while (processes := marked_processes(mark)) and time.monotonic() < deadline:
-        for process in processes:
+    while guarded and time.monotonic() < deadline:
+        for process, descriptor in list(guarded.items()):
+            below = descendants(process)
             try:
-                os.kill(process, signal.SIGKILL)
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             except ProcessLookupError:
+                del guarded[process]
                 continue
+            for child in below:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
         time.sleep(0.02)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    sweep(sys.argv[1])
+    _guard()

