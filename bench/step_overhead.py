@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import time
@@ -26,8 +27,7 @@ from temporalio.worker import Worker
 
 from bench.stack import BenchStack, embedded_stack
 from bench.step_chain import StepChain, StepChainInput
-from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
-from contracts.llm_step import FinishReason
+from contracts.llm_step import FinishReason, LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
 from contracts.message import ContextRef, Message, Role, content_hash, node_hash
 from muster import exit as way_out
 from muster.connection import connect_to
@@ -72,14 +72,12 @@ async def _alone(client: Client, steps: int) -> dict[str, Any]:
             scheduled.append(at_ms)
         elif event.HasField("activity_task_completed_event_attributes"):
             done = event.activity_task_completed_event_attributes
-            (result,) = await client.data_converter.decode(
-                done.result.payloads, [LLMStepResult]
-            )
+            (result,) = await client.data_converter.decode(done.result.payloads, [LLMStepResult])
             timing: StepTiming = result.timing
             engine_ms = 1e3 * (timing.engine_queue_s + timing.prefill_s + timing.decode_s)
             spans.append(at_ms - times[done.scheduled_event_id] - engine_ms)
             inside.append(1e3 * timing.total_s - engine_ms)
-    periods = [b - a for a, b in zip(scheduled, scheduled[1:], strict=False)]
+    periods = [b - a for a, b in itertools.pairwise(scheduled)]
     return {
         "overhead_ms_p50": statistics.median(spans),
         "overhead_ms_p95": statistics.quantiles(spans, n=20)[-1],
@@ -173,13 +171,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=40, help="jobs at once")
     parser.add_argument("--steps", type=int, default=50, help="steps of each of them")
     arguments = parser.parse_args()
-    with embedded_stack(
-        engine="simulated", simulated_time_scale="0", model_name=MODEL
-    ) as stack:
+    with embedded_stack(engine="simulated", simulated_time_scale="0", model_name=MODEL) as stack:
         figures = uvloop.run(
-            measure(
-                stack, alone=arguments.alone, jobs=arguments.jobs, steps=arguments.steps
-            )
+            measure(stack, alone=arguments.alone, jobs=arguments.jobs, steps=arguments.steps)
         )
     _print(figures)
     if arguments.json:

@@ -150,7 +150,9 @@ def _hoisted(owner: str, schema: dict[str, Any], definitions: dict[str, Any]) ->
 
     for name, definition in schema.get("$defs", {}).items():
         definitions[f"{owner}.{name}"] = moved(definition)
-    return moved({key: item for key, item in schema.items() if key != "$defs"})
+    own = moved({key: item for key, item in schema.items() if key != "$defs"})
+    assert isinstance(own, dict)
+    return own
 
 
 def _any_of(choices: list[dict[str, Any]]) -> dict[str, Any]:

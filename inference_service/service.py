@@ -18,9 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from store.context import ContextStore
-from store.step_ledger import StepLedger
-
 from contracts.error import BadInputError, UnavailableError
 from contracts.llm_step import LLMStepInput, LLMStepResult, StepHeartbeat
 from contracts.message import content_hash
@@ -31,6 +28,8 @@ from inference_service.generation import Generation, StopCause
 from inference_service.scheduler.protocol import Scheduler
 from inference_service.session import Sessions
 from inference_service.step import StepProtocol, StepSettings
+from store.context import ContextStore
+from store.step_ledger import StepLedger
 
 log = logging.getLogger(__name__)
 

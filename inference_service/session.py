@@ -22,12 +22,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from store.context import ContextStore
-
 from contracts.llm_step import LLMStepInput
 from contracts.message import ContextRef, Message
 from inference_service.engine.protocol import ChatTokenizer
 from inference_service.prompt import ChatMessage, Toolset, chat_messages
+from store.context import ContextStore
 
 log = logging.getLogger(__name__)
 

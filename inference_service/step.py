@@ -15,8 +15,6 @@ from datetime import timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from store.context import ContextStore
-from store.step_ledger import AlreadyFinished, AttemptOutcome, StepLedger, TokenRun
 
 from contracts.agent import Sampling, ToolSchema
 from contracts.error import MusterError, UnavailableError
@@ -39,6 +37,8 @@ from inference_service.generation import Generation, InterruptedStepError, StopC
 from inference_service.prompt import InvalidOutputError, Toolset, output_schema, parse_output
 from inference_service.sampler import Sampler
 from inference_service.session import Prompt, Sessions
+from store.context import ContextStore
+from store.step_ledger import AlreadyFinished, AttemptOutcome, StepLedger, TokenRun
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
-from store.step_ledger import StepLedger
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
@@ -30,6 +29,7 @@ from contracts.name import LLM_STEP, continue_queue, start_queue
 from inference_service.failure import to_temporal
 from inference_service.generation import Generation, StopCause
 from inference_service.service import InferenceService
+from store.step_ledger import StepLedger
 
 log = logging.getLogger(__name__)
 

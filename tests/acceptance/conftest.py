@@ -76,13 +76,14 @@ class Stage:
 
     async def accepted(self, job_ids: list[str]) -> dict[str, int]:
         """Return how many attempts of each LLM step were accepted, by step id."""
+        table = step_ledger.c
+        accepted = sa.func.count().filter(table.outcome == "finished")
         query = (
-            sa.select(step_ledger.c.step_id, sa.func.count().filter(
-                step_ledger.c.outcome == "finished"))
-            .where(step_ledger.c.job_id.in_(job_ids))
-            .group_by(step_ledger.c.step_id)
-        )  # fmt: skip
-        return {row[0]: row[1] for row in await self.database.fetch(query, {})}
+            sa.select(table.step_id, accepted.label("accepted"))
+            .where(table.job_id.in_(job_ids))
+            .group_by(table.step_id)
+        )
+        return {row.step_id: row.accepted for row in await self.database.fetch(query, {})}
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,10 @@ async def kill_in_flight(stage: Stage, part: str, job_ids: list[str]) -> None:
     before = stage.muster.part(part)
     kill(before["pid"])
     await until(
-        lambda: stage.muster.part(part)["restarts"] > before["restarts"]
-        and stage.muster.part(part)["state"] == "up",
+        lambda: (
+            stage.muster.part(part)["restarts"] > before["restarts"]
+            and stage.muster.part(part)["state"] == "up"
+        ),
         timeout_s=90,
     )
 

@@ -75,7 +75,7 @@ async def run(engine: SimulatedEngine | VLLMEngine, request: EngineRequest) -> E
 async def until(holds: Callable[[], Awaitable[bool]], within_s: float) -> None:
     """Wait until a condition holds; fails if it takes longer than `within_s` seconds."""
     async with asyncio.timeout(within_s):
-        while not await holds():  # noqa: ASYNC110 - engines do not tell
+        while not await holds():
             await asyncio.sleep(0.005)
 
 

@@ -29,7 +29,7 @@ class OneStep:
     @workflow.run
     async def run(self, given: OneStepInput) -> LLMStepResult:
         """Return the step's result, also that of a cancelled step."""
-        return await workflow.execute_activity(
+        result: LLMStepResult = await workflow.execute_activity(
             LLM_STEP,
             given.step,
             task_queue=given.queue,
@@ -42,3 +42,4 @@ class OneStep:
             ),
             cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         )
+        return result

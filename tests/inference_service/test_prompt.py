@@ -88,9 +88,9 @@ def test_an_answer_beside_tools_is_given_as_plain_text() -> None:
 
 def test_a_structured_answer_follows_its_schema() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    form = OutputForm(json_schema=schema)
+    form = OutputForm.model_validate({"json_schema": schema})
     assert parse({"n": 1}, form).content == '{"n": 1}'
-    with pytest.raises(InvalidOutputError, match="breaks its schema at \\$.n"):
+    with pytest.raises(InvalidOutputError, match=r"breaks its schema at \$.n"):
         parse({"n": "one"}, form)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,7 @@ async def test_each_prompt_extends_the_last_prompt_and_its_answer(database: Data
     async with harness(database) as h:
         await conversation(h, 4)
         prompts = [list(r.prompt_token_ids) for r in h.requests]
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in itertools.pairwise(prompts):
         answer = ByteTokenizer().encode("An answer.", split_special=False)
         assert after[: len(before) + len(answer)] == before + answer
     decoded = ByteTokenizer().decode(prompts[-1])

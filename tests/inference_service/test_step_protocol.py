@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from contracts.error import BadInputError, LimitExceededError
-from contracts.llm_step import FinishReason, OutputForm, Outcome, StepPhase
+from contracts.llm_step import FinishReason, Outcome, OutputForm, StepPhase
 from inference_service.engine.protocol import EngineDeadError, EngineRequest
 from inference_service.engine.simulated import Fault, SimulatedConfig
 from inference_service.failure import (

@@ -182,22 +182,22 @@ async def test_new_sessions_wait_in_temporal_while_the_window_is_full(
 async def test_a_second_attempt_after_a_lost_heartbeat_joins_and_the_first_ends_quietly(
     temporal_client: Client, database: Database, model: str
 ) -> None:
-    """The heartbeat timeout is far below the first heartbeat: every attempt but the last is lost."""
+    """The heartbeat timeout is far below the first heartbeat, so attempts are lost."""
     config = SimulatedConfig(time_scale=1.0, max_num_seqs=4)
     async with (
         harness(database, config=config, respond=lambda *_: "word " * 40) as h,
         serving(temporal_client, h, model),
     ):
         step = unique_step()
-        handle = await start(
-            temporal_client, model, step, heartbeat_timeout=timedelta(seconds=1)
-        )
+        handle = await start(temporal_client, model, step, heartbeat_timeout=timedelta(seconds=1))
         result = await handle.result()
         assert result.outcome is Outcome.FINISHED
         assert result.epoch == 1
         assert len(h.requests) == 1, "one submission per step id"
         history = await handle.fetch_history()
-        started = [e for e in history.events if e.HasField("activity_task_started_event_attributes")]
+        started = [
+            e for e in history.events if e.HasField("activity_task_started_event_attributes")
+        ]
         assert started[-1].activity_task_started_event_attributes.attempt > 1
 
 
@@ -256,7 +256,10 @@ async def test_draining_finishes_what_generates_and_hands_the_rest_to_another_re
         handles = [await start(temporal_client, model, s, is_new=False) for s in steps]
         await until(lambda: old.service.dispatcher.counts() == (2, 2))
         stop.set()
-        async with harness(database, replica="engine-1") as new, serving(temporal_client, new, model):
+        async with (
+            harness(database, replica="engine-1") as new,
+            serving(temporal_client, new, model),
+        ):
             results = [await handle.result() for handle in handles]
     assert sorted(r.replica for r in results) == ["engine-0"] * 2 + ["engine-1"] * 2
     for step in steps:
@@ -275,7 +278,10 @@ async def test_what_does_not_finish_within_the_drain_is_handed_back(
         async with serving(temporal_client, old, model, drain=timedelta(seconds=0.2)):
             handle = await start(temporal_client, model, step)
             await until(lambda: _phase(old, step) is StepPhase.DECODE)
-        async with harness(database, replica="engine-1") as new, serving(temporal_client, new, model):
+        async with (
+            harness(database, replica="engine-1") as new,
+            serving(temporal_client, new, model),
+        ):
             result = await handle.result()
     assert (result.replica, result.epoch) == ("engine-1", 2)
     first, second = await old.ledger.attempts(step.step_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shutil
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,6 @@ from muster.stack.postgres import PostgresPart, choose_user
 from store.database import Database, storable
 from store.migrate import upgrade
 from store.step_ledger import AlreadyFinished, AttemptOutcome, Claimed, StepLedger
-from tests.conftest import remove_socket_dir
 from tests.store.sample import step_input, step_result, token_run
 
 START_TIMEOUT_S = 60.0
@@ -31,7 +31,7 @@ async def own_postgres(tmp_path: Path) -> AsyncIterator[PostgresPart]:
     """Return a PostgreSQL, not started, that a test may stop and start."""
     part = PostgresPart(tmp_path / "postgres", tmp_path / "postgres.log", choose_user(""))
     yield part
-    remove_socket_dir(part.socket_dir)
+    shutil.rmtree(part.socket_dir, ignore_errors=True)
 
 
 async def test_claim_and_commit_wait_for_a_killed_server_to_come_back(
