@@ -174,6 +174,15 @@ class SimulatedEngine:
         if self._death is None:
             self._end("is closed")
 
+    @property
+    def num_preemptions(self) -> int:
+        """Times a running request had to give up its blocks, since the start."""
+        return self._simulation.num_preemptions
+
+    def check_integrity(self) -> None:
+        """Assert that the simulated cache is consistent."""
+        self._simulation.pool.check_integrity()
+
     def stall(self) -> None:
         """Make no progress from now on, while looking healthy, until `resume`."""
         self._resumed.clear()
