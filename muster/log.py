@@ -10,8 +10,8 @@ import logging
 import sys
 import time
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_QUIET = ("httpx", "httpcore", "asyncio", "alembic.runtime.plugins")
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
+_QUIET = ("httpx", "httpcore", "asyncio", "alembic")
 
 
 class LineFormatter(logging.Formatter):

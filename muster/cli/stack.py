@@ -92,6 +92,8 @@ def down(data_dir: DataDir = None, as_json: Json = False) -> None:
         _print_down(settings, "was not up", as_json=as_json)
         return
     progress = Progress(Console(quiet=as_json))
+    if record := state.read_record(settings.data_dir):
+        progress.skip(record)
     deadline = time.monotonic() + settings.drain_timeout.total_seconds() + STOP_MARGIN_S
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)

@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from contracts.error import UnavailableError
+from muster.stack.guard import guard
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 
@@ -24,7 +23,6 @@ MAX_CHILDREN = 32
 """Children of one process at a time; each has a thread that waits for its end."""
 
 _waiters = ThreadPoolExecutor(max_workers=MAX_CHILDREN, thread_name_prefix="child")
-_children: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,8 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        _children.add(popen.pid)
+        # One that dies with us in a way of its own takes its group along itself.
+        guard.add(popen.pid, group=command.death_signal == signal.SIGKILL)
         return cls(command, popen)
 
     @property
@@ -146,7 +145,7 @@ def _reap(popen: subprocess.Popen[bytes]) -> int:
         os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
     _kill_group(popen.pid)
     status = popen.wait()
-    _children.discard(popen.pid)
+    guard.remove(popen.pid)
     return status
 
 
@@ -162,21 +161,3 @@ def describe_status(status: int) -> str:
     with contextlib.suppress(ValueError):
         return f"signal {signal.Signals(-status).name}"
     return f"signal {-status}"
-
-
-def adopt_orphans() -> None:
-    """Become the parent of grandchildren whose parent dies, so that `kill_orphans` finds them."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
-
-
-def kill_orphans() -> None:
-    """Kill and reap the processes that dead children left behind, whatever group they are in."""
-    for process in psutil.Process().children():
-        if process.pid not in _children:
-            with contextlib.suppress(psutil.Error, ChildProcessError):
-                process.kill()
-                os.waitpid(process.pid, 0)

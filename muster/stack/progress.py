@@ -33,6 +33,10 @@ class Progress:
         self._seen: dict[str, tuple[PartState, str]] = {}
         self._status: Status | None = None
 
+    def skip(self, record: StackRecord) -> None:
+        """Take `record` as known already."""
+        self._seen = {part.name: (part.state, part.message) for part in record.parts}
+
     def update(self, record: StackRecord) -> None:
         """Print what is new in `record`."""
         for part in record.parts:

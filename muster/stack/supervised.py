@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contracts.error import MusterError, UnavailableError
+from muster.stack.guard import guard
 from muster.stack.part import Part, start_part
-from muster.stack.process import ChildProcess, describe_status, kill_orphans
+from muster.stack.process import ChildProcess, describe_status
 from muster.stack.state import PartRecord, PartState
 
 FIRST_BACKOFF_S = 0.2
@@ -78,7 +79,7 @@ class SupervisedPart:
         deaths = 0
         while deaths < RESTART_LIMIT:
             up_for_s = await self._until_death()
-            kill_orphans()
+            guard.kill_orphans()
             deaths = 1 if up_for_s > HEALTHY_S else deaths + 1
             await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(deaths - 1, 10)))
             self._set(PartState.RESTARTING, restarts=self.record.restarts + 1)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from contracts.error import BadInputError
 from muster.connection import connect_to
 from muster.settings import Settings
+from muster.stack.guard import guard
 from muster.stack.log_file import keep_bounded
 from muster.stack.namespace import prepare_namespace, register_search_attributes
 from muster.stack.part import Part
 from muster.stack.port import check_ports
 from muster.stack.postgres import PostgresPart, choose_user
-from muster.stack.process import adopt_orphans, kill_orphans
 from muster.stack.state import (
     PartRecord,
     PartState,
@@ -90,7 +90,7 @@ class Supervisor:
         Raises the error of the part that did not start; nothing is left running then either.
         """
         check_ports(self._ports())
-        adopt_orphans()
+        guard.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_now)
@@ -104,6 +104,7 @@ class Supervisor:
             self._enter(StackPhase.STOPPING)
             await self._stop_parts()
             bounding.cancel()
+            guard.stop()
             remove_record(self._settings.data_dir)
 
     def record(self) -> StackRecord:
@@ -151,7 +152,7 @@ class Supervisor:
         await asyncio.gather(*(part.stop() for part in self._workers))
         # PostgreSQL first: Temporal takes seconds to stop, and nothing of ours uses it any more.
         await asyncio.gather(*(part.stop() for part in self._servers))
-        kill_orphans()
+        guard.kill_orphans()
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
         """Await `work`, but cancel it when the stack is told to stop."""

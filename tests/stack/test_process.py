@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -62,26 +63,30 @@ async def test_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) ->
     assert "/no/such/program: No such file or directory" in (tmp_path / "log").read_text()
 
 
-async def test_child_of_a_killed_process_dies_with_it(tmp_path: Path) -> None:
+async def test_all_below_a_killed_process_dies_with_it(tmp_path: Path) -> None:
+    """Its child by the kernel, its child's children by the sentinel."""
+    inner, log = tmp_path / "inner", tmp_path / "log"
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import asyncio, pathlib\n"
+        "from muster.stack.guard import guard\n"
         "from muster.stack.process import ChildProcess, Command\n"
         "async def main():\n"
-        "    command = Command(argv=[sys.executable, '-c', 'import time; time.sleep(600)'],\n"
+        "    guard.start()\n"
+        f"    command = Command(argv=[sys.executable, '-c', {PARENT_OF_ONE!r}],\n"
         "                      cwd=pathlib.Path('/'))\n"
-        "    child = ChildProcess.start(command, pathlib.Path('/dev/null'))\n"
+        f"    child = ChildProcess.start(command, pathlib.Path({str(inner)!r}))\n"
         "    print(child.pid, flush=True)\n"
         "    await child.wait()\n"
         "asyncio.run(main())\n"
     )
-    log = tmp_path / "log"
-    child = ChildProcess.start(python(code, tmp_path), log)
-    wait_until(lambda: log.read_text().endswith("\n"))
-    grandchild = psutil.Process(int(log.read_text()))
-    child.kill_now()
-    await child.wait()
-    wait_until(lambda: is_gone(grandchild))
+    process = ChildProcess.start(python(code, tmp_path), log)
+    wait_until(lambda: log.read_text().endswith("\n") and inner.read_text().endswith("\n"))
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert {int(log.read_text()), int(inner.read_text())} < {found.pid for found in below}
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: all(is_gone(found) for found in below))
+    await process.wait()
 
 
 async def test_run_briefly_returns_the_first_line_or_names_the_failure(tmp_path: Path) -> None:
