@@ -48,9 +48,6 @@ HEARTBEAT_INTERVAL_S = 5.0
 MAX_LOST_ATTEMPTS = 10
 """Attempts whose worker was lost before a call counts as what kills its workers."""
 
-TIMEOUT_SHARE = 0.95
-"""Of Temporal's start-to-close timeout: ours must come first, since ours says what happened."""
-
 CLOSE_TIMEOUT_S = 2.0
 """How long a cancelled call tries to record its end; the next claim does it otherwise."""
 
@@ -116,8 +113,9 @@ class CallTool:
             return classify(error)
         if tool.arguments.wants_idempotency_key:
             arguments[IDEMPOTENCY_KEY] = request.call.id
+        timeout_s = request.tool.timeout.total_seconds()
         with output_of(name):
-            ended = await self._execution.call(tool, arguments, _timeout_s(request))
+            ended = await self._execution.call(tool, arguments, timeout_s)
         if ended.error is not None:
             failure = classify(ended.error)
             if failure.kind is FailureKind.PERMANENT:
@@ -165,14 +163,6 @@ def _settle(request: CallToolInput, claim: ToolClaimed, failure: ToolFailure) ->
         return failure
     text = f"{failure.text} (gave up after {attempts} attempts)"
     return replace(failure, kind=FailureKind.PERMANENT, text=text)
-
-
-def _timeout_s(request: CallToolInput) -> float:
-    limit_s = request.tool.timeout.total_seconds()
-    server_limit = activity.info().start_to_close_timeout
-    if server_limit is None:
-        return limit_s
-    return min(limit_s, TIMEOUT_SHARE * server_limit.total_seconds())
 
 
 @contextlib.asynccontextmanager

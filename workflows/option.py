@@ -21,6 +21,10 @@ OPEN_JOB_ATTEMPT_TIMEOUT = timedelta(seconds=30)
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)
 """Liveness of long activities; they heartbeat from their sixth second on."""
 
+TOOL_GRACE = timedelta(seconds=10)
+"""The tool worker ends a call at the tool's own timeout, since it can say what happened; Temporal's
+comes this much later, for a worker that could not."""
+
 LLM_STEP_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
 )
@@ -83,7 +87,7 @@ def call_tool_options(
         task_queue=TOOLS_QUEUE,
         schedule_to_close_timeout=remaining,
         schedule_to_start_timeout=tool.queue_timeout,
-        start_to_close_timeout=tool.timeout,
+        start_to_close_timeout=tool.timeout + TOOL_GRACE,
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(
             initial_interval=tool.retry.initial_interval,

@@ -6,6 +6,7 @@ import sys
 
 from temporalio.worker import Worker
 
+from activities.output import bounded_output
 from activities.worker import tool_activities
 from contracts.error import BadInputError
 from contracts.name import TOOLS_QUEUE
@@ -34,7 +35,8 @@ async def main(settings: Settings) -> None:
             max_concurrent_activities=settings.max_tool_calls,
             graceful_shutdown_timeout=settings.drain_timeout,
         )
-        await run_until(stop, worker)
+        with bounded_output():
+            await run_until(stop, worker)
     finally:
         await database.close()
 
