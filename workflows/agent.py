@@ -230,15 +230,10 @@ class AgentWorkflow:
         tasks = [asyncio.create_task(self._call(make.call, make.tool)) for make in makes]
         try:
             await workflow.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            running = [task for task in tasks if not task.done()]
-            for task in running:
-                task.cancel()
-            if running:
-                await workflow.wait(running)
-            errors = [
-                error for task in tasks if not task.cancelled() and (error := task.exception())
-            ]
+        except asyncio.CancelledError:
+            await _cancel_and_wait(tasks)
+            raise
+        errors = await _cancel_and_wait(tasks)
         for error in sorted(errors, key=is_cancelled_exception):
             raise error
         return [task.result() for task in tasks]
@@ -313,3 +308,16 @@ class AgentWorkflow:
         if isinstance(error, MusterError):
             raise failure.refusal(error) from error
         raise error
+
+
+async def _cancel_and_wait(tasks: Sequence[asyncio.Task[str]]) -> list[BaseException]:
+    """Cancel what still runs, wait until all is done, and return the errors, in order.
+
+    Not for a `finally` block: a job that is dropped from memory must not wait there.
+    """
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await workflow.wait(running)
+    return [error for task in tasks if not task.cancelled() and (error := task.exception())]

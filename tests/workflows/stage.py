@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import RPCError
 from temporalio.worker import Replayer, Worker
 
 from contracts.agent import AgentSpec, Limits, ToolRef
@@ -30,6 +32,8 @@ from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
 
 MODEL = "scripted"
 DEADLINE_S = 30.0
+STICKY_TIMEOUT = timedelta(seconds=1)
+"""How long a task waits for the worker that has its job cached, before any worker may take it."""
 
 T = TypeVar("T")
 JobHandle = WorkflowHandle[Any, AgentJobResult]
@@ -93,14 +97,21 @@ class Stage:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for handle in self.handles:
-            if (await handle.describe()).status == WorkflowExecutionStatus.RUNNING:
-                await handle.terminate()
-        await self._agents.aclose()
-        await self._inference.aclose()
-        await self.stop_tools()
+        try:
+            for handle in self.handles:
+                await self._end(handle)
+        finally:
+            await self._agents.aclose()
+            await self._inference.aclose()
+            await self._tools.aclose()
         for handle in self.handles:
             await replay(await handle.fetch_history())
+
+    async def _end(self, handle: JobHandle) -> None:
+        """End a job that a test has left running."""
+        if (await handle.describe()).status == WorkflowExecutionStatus.RUNNING:
+            with suppress(RPCError):  # it can end by itself in between
+                await handle.terminate()
 
     async def _start_inference(self) -> None:
         for queue in (start_queue(MODEL), continue_queue(MODEL)):
@@ -129,6 +140,7 @@ class Stage:
             workflow_runner=workflow_runner(),
             workflow_failure_exception_types=FAILURE_TYPES,
             max_cached_workflows=max_cached_workflows,
+            sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         )
         await self._agents.enter_async_context(worker)
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from temporalio.client import WorkflowHistory
+from temporalio.client import WorkflowFailureError, WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
 from contracts.job import StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult
 from tests.workflows.changed import ChangedAgentWorkflow
-from tests.workflows.peer import Gate, Reply, Tool, calls, refuses, returns, says
-from tests.workflows.stage import Stage, agent, replay, tool, within
+from tests.workflows.peer import STEP_USAGE, Gate, Reply, Tool, calls, refuses, returns, says
+from tests.workflows.stage import Stage, agent, progress, replay, tool, within
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 SEARCH = calls(("search", {}))
@@ -83,6 +83,9 @@ async def test_cancellation_reaches_a_job_whose_worker_was_replaced(stage: Stage
     await handle.cancel()
     await stage.start_agent_worker()
     await within(gate.cancelled.wait())
+    with pytest.raises(WorkflowFailureError):
+        await within(handle.result())
+    assert (await progress(handle)).usage == STEP_USAGE
 
 
 async def test_reset_job_takes_a_branch_of_its_own(stage: Stage) -> None:
