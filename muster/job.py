@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 from pydantic_core import to_json
 from temporalio.api.history.v1 import HistoryEvent
@@ -35,6 +34,7 @@ from contracts.name import (
     AGENTS_QUEUE,
     PROGRESS_QUERY,
 )
+from muster.job_error import AWAY, explained, refusal
 from muster.job_id import check_job_id, new_job_id
 from muster.job_input import check_input
 from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
@@ -69,11 +69,6 @@ _ANSWERED_S = 30.0
 
 MAX_RUNS = 1_000
 """Runs of one job that a report reads."""
-
-_AWAY = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
-"""What a call to a server that is down, starting or cut off ends with."""
-
-T = TypeVar("T")
 
 
 class JobEndedError(MusterError):
@@ -135,6 +130,13 @@ class Jobs:
             raise BadInputError(
                 f"job {job_id} exists already", hint="job ids are used once; leave it out"
             ) from None
+        except RPCError as error:
+            if error.status in AWAY:
+                raise UnavailableError(
+                    f"Temporal did not confirm the start of job {job_id}: {error.message}",
+                    hint=f"muster show {job_id} tells whether it has started",
+                ) from error
+            raise refusal(error) from error
         return job_id
 
     async def result(self, job_id: str) -> AgentJobResult:
@@ -161,7 +163,8 @@ class Jobs:
         ones known. Raises `UnavailableError` if the server is away for `OUTAGE_LIMIT`.
         """
         handle = self._handle(job_id)
-        await _known(job_id, handle.describe())
+        with explained(job_id):
+            await handle.describe()
         closed = asyncio.create_task(self._closed(handle))
         last = JobProgress(turns=0, llm_steps=0, tool_calls=0, doing="starting", usage=Usage())
         try:
@@ -183,7 +186,8 @@ class Jobs:
         """Ask a job to cancel itself; raises `BadInputError` if it has ended some other way."""
         status = (await self.describe(job_id)).status
         if status is JobStatus.RUNNING:
-            await _known(job_id, self._handle(job_id).cancel())
+            with explained(job_id):
+                await self._handle(job_id).cancel()
         elif status is not JobStatus.CANCELLED:
             raise BadInputError(
                 f"job {job_id} has already ended: {status}", hint=f"muster show {job_id}"
@@ -192,7 +196,8 @@ class Jobs:
     async def wait(self, job_id: str) -> None:
         """Wait until a job has ended, however it ends."""
         handle = self._handle(job_id)
-        await _known(job_id, handle.describe())
+        with explained(job_id):
+            await handle.describe()
         await self._closed(handle)
 
     async def list(
@@ -206,24 +211,31 @@ class Jobs:
         found = self._client.list_workflows(
             listing_query(status, agent, limit), limit=limit, page_size=min(limit, 1_000)
         )
-        return [row_of(each) async for each in found]
+        try:
+            return [row_of(each) async for each in found]
+        except RPCError as error:
+            raise refusal(error) from error
 
     async def describe(self, job_id: str) -> JobRow:
         """Return how one job stands."""
-        return row_of(await _known(job_id, self._handle(job_id).describe()))
+        with explained(job_id):
+            return row_of(await self._handle(job_id).describe())
 
     async def report(self, job_id: str) -> JobReport:
         """Return a job's report, from its history as it is now."""
-        handle = self._handle(job_id)
-        description = await _known(job_id, handle.describe())
-        history = await _known(job_id, self._handle(job_id, description.run_id).fetch_history())
+        with explained(job_id):
+            described = await self._handle(job_id).describe()
+            history = await self._handle(job_id, described.run_id).fetch_history()
         runs: list[Sequence[HistoryEvent]] = [history.events]
-        while previous := _previous_run(runs[0]):
-            if len(runs) == MAX_RUNS:
-                break
-            earlier = self._handle(job_id, previous)
-            runs.insert(0, (await _known(job_id, earlier.fetch_history())).events)
-        pending = description.raw_description.pending_activities
+        while (previous := _previous_run(runs[0])) and len(runs) < MAX_RUNS:
+            try:
+                earlier = await self._handle(job_id, previous).fetch_history()
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise refusal(error) from error
+                break  # older than the server keeps histories
+            runs.insert(0, earlier.events)
+        pending = described.raw_description.pending_activities
         return build_report(job_id, runs, now=datetime.now(UTC), pending=pending)
 
     def _handle(self, job_id: str, run_id: str | None = None) -> WorkflowHandle[object, object]:
@@ -241,8 +253,8 @@ class Jobs:
             except WorkflowFailureError:
                 return
             except RPCError as error:
-                if error.status not in _AWAY:
-                    raise
+                if error.status not in AWAY:
+                    raise refusal(error) from error
                 if away_since_s is None or loop.time() - asked_s > _ANSWERED_S:
                     away_since_s = asked_s
                 if loop.time() - away_since_s > OUTAGE_LIMIT.total_seconds():
@@ -306,15 +318,3 @@ def _summary(job: AgentJobInput) -> str:
 def _previous_run(events: Sequence[HistoryEvent]) -> str:
     """Return the id of the run that continued as this one, or an empty text."""
     return events[0].workflow_execution_started_event_attributes.continued_execution_run_id
-
-
-async def _known(job_id: str, call: Awaitable[T]) -> T:
-    """Await a call about a job; raise `BadInputError` if the server knows no such job."""
-    try:
-        return await call
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-        raise BadInputError(
-            f"no job {job_id}", hint="muster jobs lists the jobs; closed ones are kept 30 days"
-        ) from None

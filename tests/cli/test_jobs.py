@@ -140,3 +140,11 @@ async def test_stack_that_is_not_up_is_one_line_and_a_hint(muster: CommandLine) 
     for arguments in (("jobs",), ("show", new_job_id()), ("cancel", new_job_id())):
         err = await muster.refused(*arguments, MUSTER_TEMPORAL_ADDRESS="127.0.0.1:1")
         assert "muster up" in err
+
+
+async def test_namespace_that_does_not_exist_is_one_line_and_a_hint(muster: CommandLine) -> None:
+    (muster.directory / "plain.yaml").write_text("name: plain\ninstructions: Answer.\n")
+    for arguments in (("jobs",), ("show", new_job_id()), ("run", "plain.yaml", "x")):
+        err = await muster.refused(*arguments, MUSTER_TEMPORAL_NAMESPACE="nowhere")
+        assert "nowhere" in err
+        assert "MUSTER_TEMPORAL_NAMESPACE" in err
