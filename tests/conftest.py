@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
@@ -16,6 +17,7 @@ import pytest
 import pytest_asyncio
 from temporalio.client import Client
 
+from inference_service.model import ModelFiles, prepare_model
 from muster.connection import connect_to
 from muster.stack.namespace import prepare_namespace
 from muster.stack.part import start_part
@@ -42,6 +44,10 @@ class PostgresServer:
             await connection.execute(statement)
         finally:
             await connection.close()
+
+
+KEPT = Path(__file__).parents[1] / ".muster"
+"""Data directory, ignored by git, in which the model stays from one test run to the next."""
 
 
 @pytest_asyncio.fixture(scope="session")
@@ -111,3 +117,9 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     database = Database(database_url)
     yield database
     await database.close()
+
+
+@pytest.fixture(scope="session")
+def model_files() -> ModelFiles:
+    """Return the small real model, as a checkpoint that vLLM and transformers load."""
+    return prepare_model("smollm2", KEPT, lambda _line: None)

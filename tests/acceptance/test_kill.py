@@ -23,15 +23,19 @@ async def kill_in_flight(stage: Stage, part: str, job_ids: list[str]) -> None:
     """Kill a part while tool calls and LLM steps of these jobs are under way."""
     paid = len(stage.charges(job_ids))
     await until(lambda: len(stage.charges(job_ids)) > paid, timeout_s=60)
+    await kill_part(stage, part)
+
+
+async def kill_part(stage: Stage, part: str) -> None:
+    """Kill a part's process and wait until its successor is up."""
     before = stage.muster.part(part)
     kill(before["pid"])
-    await until(
-        lambda: (
-            stage.muster.part(part)["restarts"] > before["restarts"]
-            and stage.muster.part(part)["state"] == "up"
-        ),
-        timeout_s=90,
-    )
+
+    def is_up_again() -> bool:
+        now = stage.muster.part(part)
+        return bool(now["restarts"] > before["restarts"] and now["state"] == "up")
+
+    await until(is_up_again, timeout_s=90)
 
 
 async def check_nothing_lost_or_doubled(stage: Stage, job_ids: list[str], label: str) -> None:
@@ -54,13 +58,9 @@ async def test_a_killed_part_loses_nothing_and_doubles_nothing(stage: Stage, par
 async def test_five_kills_in_a_row_do_not_fail_a_job(stage: Stage) -> None:
     job_ids = await stage.start(JOBS, "five")
     for part in ("inference", "tools", "inference", "agents", "inference"):
-        before = stage.muster.part(part)
-        kill(before["pid"])
-        await until(
-            lambda part=part, before=before: (  # type: ignore[misc]
-                stage.muster.part(part)["restarts"] > before["restarts"]
-                and stage.muster.part(part)["state"] == "up"
-            ),
-            timeout_s=90,
-        )
+        await kill_part(stage, part)
     await check_nothing_lost_or_doubled(stage, job_ids, "five")
+
+
+async def test_every_history_of_these_jobs_replays(stage: Stage) -> None:
+    assert await stage.replay_all() >= JOBS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,17 +11,8 @@ import pytest_asyncio
 from inference_service.engine.protocol import EngineDeadError
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.engine.vllm import VLLMConfig, VLLMEngine
-from inference_service.model import ModelFiles, prepare_model
+from inference_service.model import ModelFiles
 from tests.engine.request import Running
-
-KEPT = Path(__file__).parents[2] / ".muster"
-"""Data directory, ignored by git, in which the model stays from one test run to the next."""
-
-
-@pytest.fixture(scope="session")
-def model_files() -> ModelFiles:
-    """Return the small real model, as a checkpoint that vLLM and transformers load."""
-    return prepare_model("smollm2", KEPT, lambda _line: None)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ import psutil
 from muster.stack.port import free_port
 from muster.stack.postgres import PostgresPart
 
-COMMAND_TIMEOUT_S = 100.0
+COMMAND_TIMEOUT_S = 300.0
 SERVERS = "temporal,postgres"
 
 
