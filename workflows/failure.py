@@ -60,7 +60,7 @@ def open_job_failure(error: ActivityError) -> ApplicationError:
     """Return the job failure for an `open_job` that failed for good: its own words."""
     cause = error.cause
     if isinstance(cause, ApplicationError) and not ran_out_of_time(error):
-        return _failure(cause.message, _hint(cause.details), cause.type or "OpenJobFailedError")
+        return _failure(_words(cause), _hint(cause.details), cause.type or "OpenJobFailedError")
     limit = _seconds(option.OPEN_JOB_TIMEOUT)
     return _failure(
         f"the job could not be opened within {limit}: {_innermost(error)}",
@@ -121,8 +121,16 @@ def _innermost(error: ActivityError) -> str:
     cause: BaseException | None = error.cause
     if isinstance(cause, ActivityTimeoutError) and isinstance(cause.cause, ApplicationError):
         cause = cause.cause
-    words = cause.message if isinstance(cause, FailureError) else str(cause or error)
-    return one_line(words, MAX_ERROR_CHARS)
+    return one_line(_words(cause) if cause else str(error), MAX_ERROR_CHARS)
+
+
+def _words(cause: BaseException) -> str:
+    """Return a failure's message, without the hint where its details hold the two apart."""
+    if isinstance(cause, ApplicationError):
+        for detail in cause.details:
+            if isinstance(detail, dict) and detail.get("message"):
+                return str(detail["message"])
+    return cause.message if isinstance(cause, FailureError) else str(cause)
 
 
 def _failure(message: str, hint: str, kind: str) -> ApplicationError:

@@ -29,6 +29,8 @@ from tests.workflows.peer import (
 from tests.workflows.stage import MODEL, JobHandle, Stage, agent, progress, tool, within
 from workflows import option
 
+LONG = "the conversation has 9,000 tokens, the limit is 8,192 tokens"
+HINT = "serve the model with a longer max_model_len"
 SEARCH = calls(("search", {}))
 
 
@@ -83,33 +85,35 @@ async def test_open_job_gives_up_after_a_bounded_time(skipping_stage: Stage) -> 
 
 
 async def test_job_fails_when_no_tool_worker_opens_it(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(option, "OPEN_JOB_TIMEOUT", timedelta(seconds=1))
-    async with Stage(client, tools=False) as stage:
+    async with Stage(temporal_client, tools=False) as stage:
         handle, _ = await stage.start(agent())
         error = await failure_of(handle)
     assert error.message.startswith("the job could not be opened within 1 s: ")
     assert error.type == "OpenJobFailedError"
 
 
-async def test_step_failure_fails_the_job_with_its_message_and_hint(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("words", "details"),
+    [
+        (LONG, (HINT,)),
+        (f"{LONG} (hint: {HINT})", ({"message": LONG, "hint": HINT},)),
+    ],
+    ids=["hint", "message and hint"],
+)
+async def test_step_failure_fails_the_job_with_its_message_and_hint(
+    stage: Stage, words: str, details: tuple[Any, ...]
+) -> None:
     async def too_long(step: LLMStepInput) -> LLMStepResult:
-        raise ApplicationError(
-            "the conversation has 9,000 tokens, the limit is 8,192 tokens",
-            "serve the model with a longer max_model_len",
-            type="LimitExceededError",
-            non_retryable=True,
-        )
+        raise ApplicationError(words, *details, type="LimitExceededError", non_retryable=True)
 
     handle, script = await stage.start(agent(), too_long)
     error = await failure_of(handle)
-    assert error.message == (
-        f"LLM step {script.steps[0].step_id} failed: "
-        "the conversation has 9,000 tokens, the limit is 8,192 tokens"
-    )
+    assert error.message == f"LLM step {script.steps[0].step_id} failed: {LONG}"
     assert error.type == "LimitExceededError"
-    assert error.details == ("serve the model with a longer max_model_len",)
+    assert error.details == (HINT,)
     assert len(script.steps) == 1
 
 

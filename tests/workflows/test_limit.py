@@ -89,15 +89,15 @@ async def test_max_wall_time_cancels_no_tool_that_is_done(stage: Stage) -> None:
     assert {call.call.tool for call in script.tool_calls} == {"search", "slow"}
 
 
-async def test_max_wall_time_holds_without_inference_service(client: Client) -> None:
-    async with Stage(client, inference=False) as stage:
+async def test_max_wall_time_holds_without_inference_service(temporal_client: Client) -> None:
+    async with Stage(temporal_client, inference=False) as stage:
         result, script = await stage.run(agent(limits=limits(max_wall_time=1)))
     assert result.stop_reason is StopReason.MAX_WALL_TIME
     assert script.openings == 1
 
 
-async def test_max_wall_time_holds_without_tool_worker(client: Client) -> None:
-    async with Stage(client, tools=False) as stage:
+async def test_max_wall_time_holds_without_tool_worker(temporal_client: Client) -> None:
+    async with Stage(temporal_client, tools=False) as stage:
         result, script = await stage.run(agent(limits=limits(max_wall_time=1)))
     assert result.stop_reason is StopReason.MAX_WALL_TIME
     assert script.openings == 0
