@@ -11,8 +11,9 @@ to its total:
 - `orchestration` is the remainder.
 
 Tool time is the time during which at least one tool call of the turn was in flight. LLM steps
-without a result (open, failed, cancelled) have no parts: their time is `unfinished_s`. What the
-wall time holds beside all these, between the activities, is `other_s`.
+without a result (open, failed, lost) have no parts, and of a cancelled one only the parts that it
+told are known: the rest of their time is `unfinished_s`. What the wall time holds beside all these,
+between the activities, is `other_s`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class TimeParts(Frozen):
 
 
 class StepRow(Frozen):
-    """One LLM step. `time` is None for a step without a result; `total_s` is there always."""
+    """One LLM step; `time` (None without a result) and `unfinished_s` sum to `total_s`."""
 
     step_id: str
     state: str
@@ -85,6 +86,7 @@ class StepRow(Frozen):
     failure: str | None
     total_s: float
     time: TimeParts | None = None
+    unfinished_s: float = 0.0
     usage: Usage = Usage()
     finish_reason: str | None = None
     cohort_size: int = 0
@@ -179,7 +181,7 @@ def build_report(
     rows = _rows(found, end_ns, over=ending.at_ns is not None)
     steps = [row.step for row in rows if row.step]
     time = sum((step.time for step in steps if step.time), TimeParts(tool_s=_tool_s(rows)))
-    unfinished_s = sum(step.total_s for step in steps if step.time is None)
+    unfinished_s = sum(step.unfinished_s for step in steps)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
     started = _parse(
@@ -276,17 +278,23 @@ def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
         attempts=activity.attempts,
         failure=activity.failure,
         total_s=total_s,
+        unfinished_s=total_s,
     )
     if result is None:
         return row
     time = split_time(activity, result.timing)
+    total_s, unfinished_s = time.total_s, 0.0
     message = result.message
     cancelled = result.outcome is Outcome.CANCELLED
+    if cancelled:
+        unfinished_s = time.orchestration_s
+        time = time.model_copy(update={"orchestration_s": 0.0})
     return row.model_copy(
         update={
             "state": ActivityState.CANCELLED.value if cancelled else row.state,
-            "total_s": time.total_s,
+            "total_s": total_s,
             "time": time,
+            "unfinished_s": unfinished_s,
             "usage": result.usage,
             "finish_reason": result.finish_reason.value,
             "cohort_size": result.cohort_size,

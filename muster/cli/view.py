@@ -105,7 +105,7 @@ def time_table(report: JobReport) -> RenderableType:
     whole_s = max(report.wall_s, report.time.total_s + report.unfinished_s + report.other_s)
     rows = [(name, getattr(report.time, key), what) for key, name, what in _PARTS]
     if report.unfinished_s:
-        rows.append(("unfinished", report.unfinished_s, "LLM steps without a result"))
+        rows.append(("unfinished", report.unfinished_s, "LLM steps that did not finish"))
     rows.append(("between", report.other_s, "workflow, opening the job"))
     for name, seconds, what in rows:
         share = f"{100 * seconds / whole_s:.0f}%" if whole_s else ""
