@@ -77,10 +77,12 @@ class SupervisedPart:
     async def _keep_up(self) -> None:
         """Start the part again whenever it ends, until it has ended too often in a row."""
         deaths = 0
-        while deaths < RESTART_LIMIT:
+        while True:
             up_for_s = await self._until_death()
             guard.kill_orphans()
             deaths = 1 if up_for_s > HEALTHY_S else deaths + 1
+            if deaths == RESTART_LIMIT:
+                break
             await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(deaths - 1, 10)))
             self._set(PartState.RESTARTING, restarts=self.record.restarts + 1)
             try:
