@@ -26,7 +26,8 @@ RESTART_LIMIT = 100
 """Deaths in a row before a part is left alone: about a quarter of an hour of trying."""
 
 CHECK_INTERVAL_S = 5.0
-UNHEALTHY_LIMIT_S = 60.0
+UNHEALTHY_LIMIT_S = 120.0
+"""A busy machine is slow to answer; only what stays silent this long is killed."""
 
 _logger = logging.getLogger(__name__)
 
