@@ -283,7 +283,7 @@ def _is_whole(record: StackRecord) -> bool:
 
 
 def _is_up(part: PartRecord) -> bool:
-    return part.state in (PartState.UP, PartState.EXTERNAL)
+    return part.state in (PartState.UP, PartState.EXTERNAL) and not part.message
 
 
 def _uptime(since: float | None) -> str:

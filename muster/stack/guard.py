@@ -64,7 +64,12 @@ class Guard:
                 self._tell(f"-{pid}\n")
 
     def kill_orphans(self) -> None:
-        """Kill and reap what dead children have left behind, whatever group it is in."""
+        """Kill and reap what dead children have left behind, whatever group it is in.
+
+        Does nothing unless started: elsewhere a child that we do not know is somebody else's.
+        """
+        if not self._sentinel:
+            return
         while orphans := [
             process for process in psutil.Process().children() if process.pid not in self._children
         ]:

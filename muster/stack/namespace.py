@@ -13,7 +13,6 @@ from temporalio.api.operatorservice.v1 import (
 )
 from temporalio.api.workflowservice.v1 import (
     DescribeNamespaceRequest,
-    RegisterNamespaceRequest,
     UpdateNamespaceRequest,
 )
 from temporalio.client import Client
@@ -49,30 +48,18 @@ async def check_namespace(client: Client) -> None:
 
 
 async def prepare_namespace(client: Client) -> None:
-    """Make the embedded server's namespace, its retention and our search attributes."""
+    """Set the retention of the embedded server's namespace and register our search attributes."""
     retention = Duration()
     retention.FromTimedelta(RETENTION)
     service = client.workflow_service
-    try:
-        found = await service.describe_namespace(
-            DescribeNamespaceRequest(namespace=client.namespace)
-        )
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-        await service.register_namespace(
-            RegisterNamespaceRequest(
-                namespace=client.namespace, workflow_execution_retention_period=retention
+    found = await service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+    if found.config.workflow_execution_retention_ttl.ToTimedelta() != RETENTION:
+        await service.update_namespace(
+            UpdateNamespaceRequest(
+                namespace=client.namespace,
+                config=NamespaceConfig(workflow_execution_retention_ttl=retention),
             )
         )
-    else:
-        if found.config.workflow_execution_retention_ttl.ToTimedelta() != RETENTION:
-            await service.update_namespace(
-                UpdateNamespaceRequest(
-                    namespace=client.namespace,
-                    config=NamespaceConfig(workflow_execution_retention_ttl=retention),
-                )
-            )
     await register_search_attributes(client)
 
 

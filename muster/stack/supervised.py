@@ -26,7 +26,8 @@ RESTART_LIMIT = 100
 """Deaths in a row before a part is left alone: about a quarter of an hour of trying."""
 
 CHECK_INTERVAL_S = 5.0
-UNHEALTHY_LIMIT_S = 60.0
+UNHEALTHY_LIMIT_S = 120.0
+"""A busy machine is slow to answer; only what stays silent this long is killed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,10 +78,12 @@ class SupervisedPart:
     async def _keep_up(self) -> None:
         """Start the part again whenever it ends, until it has ended too often in a row."""
         deaths = 0
-        while deaths < RESTART_LIMIT:
+        while True:
             up_for_s = await self._until_death()
             guard.kill_orphans()
             deaths = 1 if up_for_s > HEALTHY_S else deaths + 1
+            if deaths == RESTART_LIMIT:
+                break
             await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(deaths - 1, 10)))
             self._set(PartState.RESTARTING, restarts=self.record.restarts + 1)
             try:

@@ -39,14 +39,16 @@ class CommandLine:
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         }
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+    def run(
+        self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; `environment` is added to its own."""
         return subprocess.run(
             [sys.executable, "-m", "muster", *arguments],
             env=self.environment | environment,
             capture_output=True,
             text=True,
-            timeout=COMMAND_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
 
