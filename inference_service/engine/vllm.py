@@ -54,6 +54,9 @@ CPU_BLOCK_SIZE = 32
 CPU_MAX_NUM_BATCHED_TOKENS = 512
 """An abort waits for the engine step in progress: about 0.5 s with this chunk, 2 s with 2,048."""
 
+CPU_SHUTDOWN_S = "1"
+"""Its worker process does not leave by itself; there is no device to release before it is told."""
+
 ADOPT_S = 0.1
 """Time between looks for new processes while vLLM starts."""
 
@@ -96,6 +99,7 @@ class VLLMEngine:
         self._engine: AsyncLLM | None = None
         self._tokenizer: TransformersTokenizer | None = None
         self._capacity: EngineCapacity | None = None
+        self._on_cpu = False
         self._load = LatestLoad()
         self._guardian = Guardian()
 
@@ -187,9 +191,13 @@ class VLLMEngine:
 
     def _launch(self) -> AsyncLLM:
         """Start vLLM and wait until it is up; blocks for seconds to minutes."""
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
 
+        self._on_cpu = current_platform.is_cpu()
+        if self._on_cpu:
+            os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", CPU_SHUTDOWN_S)
         try:
             vllm_config = self._arguments().create_engine_config()
         except (ValueError, OSError) as error:
@@ -211,10 +219,9 @@ class VLLMEngine:
 
     def _arguments(self) -> AsyncEngineArgs:
         from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
 
         config = self.config
-        on_cpu = current_platform.is_cpu()
+        on_cpu = self._on_cpu
         sizes = {
             "kv_cache_memory_bytes": config.kv_cache_bytes or (CPU_KV_CACHE_BYTES * on_cpu),
             "block_size": config.block_size or (CPU_BLOCK_SIZE * on_cpu),
@@ -276,7 +283,8 @@ class VLLMEngine:
             max_tokens=min(request.max_tokens, room),
             temperature=request.temperature,
             top_p=request.top_p,
-            seed=request.seed,
+            # vLLM's CPU build dies of a seeded sample whose prompt is computed in chunks
+            seed=None if self._on_cpu else request.seed,
             stop_token_ids=[self._tokenizer.eos_token_id],
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,

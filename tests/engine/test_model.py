@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -100,19 +101,20 @@ def test_source_with_another_checksum_is_refused(
 
 
 @pytest.mark.slow
-def test_prepared_model_is_reused_and_a_damaged_one_is_made_anew(tmp_path: Path) -> None:
+def test_prepared_model_is_reused_and_a_damaged_one_is_made_anew(
+    tmp_path: Path, model_files: ModelFiles
+) -> None:
+    shutil.copytree(model_files.path, tmp_path / "models" / model_files.path.name)
     said: list[str] = []
-    made = prepare_model("smollm2", tmp_path, said.append)
-    assert [line.partition(" ")[0] for line in said] == ["converting", "smollm2"]
-    said.clear()
-    assert prepare_model("smollm2", tmp_path, said.append) == made
+    kept = prepare_model("smollm2", tmp_path, said.append)
+    assert kept.digest == model_files.digest
     assert said == []
-    (made.path / "config.json").write_text("{}")
+    (kept.path / "config.json").write_text("{}")
     again = prepare_model("smollm2", tmp_path, said.append)
-    assert said[0].startswith("the model kept in")
-    assert again.path == made.path
-    assert (made.path / "config.json").stat().st_size > 2
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [made.path.name]
+    assert [line.partition(" ")[0] for line in said] == ["the", "converting", "smollm2"]
+    assert again.path == kept.path
+    assert (kept.path / "config.json").stat().st_size > 2
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [kept.path.name]
 
 
 @pytest.mark.slow

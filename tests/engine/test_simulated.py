@@ -63,6 +63,12 @@ async def test_seed_of_the_config_changes_the_answers() -> None:
     assert answers[0] != answers[1]
 
 
+async def test_seed_of_a_sampled_request_decides_its_answer() -> None:
+    async with started() as engine:
+        ended = [await run(engine, request("a", temperature=1.0, seed=seed)) for seed in (1, 2, 1)]
+    assert ended[0].token_ids == ended[2].token_ids != ended[1].token_ids
+
+
 async def test_respond_gets_the_prompt_as_text_and_decides_the_answer() -> None:
     async with started(lambda _request, prompt: prompt.upper()) as engine:
         ended = await run(engine, request("abc", num_tokens=3))
