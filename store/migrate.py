@@ -1,11 +1,15 @@
-"""Bring a database's tables up to this code's."""
+"""Bring a database's tables up to this code's; deployments run `python -m store.migrate`."""
 
 from __future__ import annotations
+
+import asyncio
+import os
 
 import sqlalchemy as sa
 from alembic import command
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from contracts.error import MusterError
 from store.database import Database
 from store.revision import alembic_config
 
@@ -28,3 +32,18 @@ async def upgrade(url: str, revision: str = "head") -> None:
         await database.transact(work)
     finally:
         await database.close()
+
+
+def main() -> None:
+    """Upgrade the database that MUSTER_DATABASE_URL names."""
+    url = os.environ.get("MUSTER_DATABASE_URL", "")
+    if not url:
+        raise SystemExit("error: MUSTER_DATABASE_URL is not set\nhint: set it to postgresql://…")
+    try:
+        asyncio.run(upgrade(url))
+    except MusterError as error:
+        raise SystemExit(f"error: {error.message}\nhint: {error.hint}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from temporalio.worker import Worker
 from muster.connection import connect_to
 from muster.stack.namespace import RETENTION, check_namespace
 from muster.stack.temporal import temporal_program
+from store.database import Database
 
 
 @pytest.fixture
@@ -58,6 +59,23 @@ async def test_the_namespace_script_prepares_a_namespace_and_may_run_again(
         DescribeNamespaceRequest(namespace=name)
     )
     assert found.config.workflow_execution_retention_ttl.ToTimedelta() == RETENTION
+
+
+async def test_migrations_run_as_a_program_and_may_run_again(
+    root: Path, empty_database_url: str
+) -> None:
+    command = (sys.executable, "-m", "store.migrate")
+    status, output = await run(*command, PYTHONPATH=str(root))
+    assert status == 1
+    assert output.startswith("error: MUSTER_DATABASE_URL is not set\nhint: ")
+    for _ in range(2):
+        status, output = await run(
+            *command, PYTHONPATH=str(root), MUSTER_DATABASE_URL=empty_database_url
+        )
+        assert status == 0, output
+    database = Database(empty_database_url)
+    await database.check()
+    await database.close()
 
 
 @activity.defn
