@@ -35,7 +35,7 @@ async def kill_part(stage: Stage, part: str) -> None:
         now = stage.muster.part(part)
         return bool(now["restarts"] > before["restarts"] and now["state"] == "up")
 
-    await until(is_up_again, timeout_s=90)
+    await until(is_up_again, timeout_s=300)
 
 
 async def check_nothing_lost_or_doubled(stage: Stage, job_ids: list[str], label: str) -> None:
