@@ -30,9 +30,14 @@ class InvalidOutputError(MusterError):
     retryable = True
 
 
-def chat_messages(messages: Sequence[Message], toolset: Toolset) -> list[ChatMessage]:
-    """Return the chat template's input; tools are told at the end of the first system message."""
-    chat = [_chat_message(message) for message in messages]
+def chat_messages(
+    messages: Sequence[Message], toolset: Toolset, *, has_tool_role: bool = True
+) -> list[ChatMessage]:
+    """Return the chat template's input; tools are told at the end of the first system message.
+
+    Where the template has no tool role, a tool's result is told as a user's message.
+    """
+    chat = [_chat_message(message, has_tool_role) for message in messages]
     if toolset:
         told = _tool_list(toolset)
         if chat and chat[0]["role"] == Role.SYSTEM:
@@ -96,8 +101,8 @@ def parse_output(text: str, step_id: str, form: OutputForm, toolset: Toolset) ->
     )
 
 
-def _chat_message(message: Message) -> ChatMessage:
-    if message.role is Role.TOOL:
+def _chat_message(message: Message, has_tool_role: bool) -> ChatMessage:
+    if message.role is Role.TOOL and not has_tool_role:
         return {"role": Role.USER.value, "content": f"Result of {message.tool}:\n{message.content}"}
     return {"role": message.role.value, "content": message.content}
 

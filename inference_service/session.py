@@ -65,6 +65,7 @@ class Sessions:
         self._openings: OrderedDict[str, list[Message]] = OrderedDict()
         self._probe_end = self._end_of_turn(_PROBE)
         self.append_only = self._is_append_only()
+        self._has_tool_role = self._renders_tool_role()
         if not self.append_only:
             log.warning("the chat template is not append-only: each step renders its whole prompt")
 
@@ -79,7 +80,7 @@ class Sessions:
         base = await self._base(run) if run else None
         if base is None or not self.append_only:
             return await self._rendered_whole(step, toolset, base)
-        chat = chat_messages(step.append, {})
+        chat = chat_messages(step.append, {}, has_tool_role=self._has_tool_role)
         ids = base + await self._encode(chat, after_probe=True)
         return Prompt(ids, len(base), run)
 
@@ -104,7 +105,8 @@ class Sessions:
         self, step: LLMStepInput, toolset: Toolset, base: array[int] | None
     ) -> Prompt:
         messages = [*await self._messages(step.base), *step.append]
-        ids = await self._encode(chat_messages(messages, toolset))
+        chat = chat_messages(messages, toolset, has_tool_role=self._has_tool_role)
+        ids = await self._encode(chat)
         if base is not None and (position := _divergence(base, ids)) < len(base):
             log.warning(
                 "step %s: the prompt differs from its session at token %d of %d",
@@ -160,6 +162,15 @@ class Sessions:
             if special in text and self._tokenizer.encode(special, split_special=False) == [eos]
         ]
         return max(ends, default=-1)
+
+    def _renders_tool_role(self) -> bool:
+        """Tell whether the template knows a tool's message: some refuse it, some leave it out."""
+        probe = [*_PROBE, {"role": "tool", "content": "A result."}]
+        try:
+            return "A result." in self._tokenizer.render(probe, add_generation_prompt=True)
+        except Exception:
+            # Templates refuse with whatever error their author chose.
+            return False
 
     def _is_append_only(self) -> bool:
         if self._probe_end < 0:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.llm_step import LLMStepResult
+from contracts.message import Message, Role
 from inference_service.engine.byte_tokenizer import ByteTokenizer
 from inference_service.session import Sessions
 from store.context import ContextStore
@@ -133,6 +134,33 @@ async def test_a_template_that_revises_history_is_found_and_survived(
         assert prompt.parent is None
         assert "differs from its session at token" in caplog.text
         assert "An answer." not in ByteTokenizer().decode(prompt.token_ids.tolist())
+
+
+class ToollessTokenizer(ByteTokenizer):
+    """A template that refuses tool messages, as some do."""
+
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        if any(message["role"] == "tool" for message in messages):
+            raise ValueError("Conversation roles must alternate user/assistant")
+        return super().render(messages, add_generation_prompt=add_generation_prompt)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "shown"),
+    [
+        (ByteTokenizer(), "<|im_start|>tool\n12 degrees"),
+        (ToollessTokenizer(), "<|im_start|>user\nResult of forecast:\n12 degrees"),
+    ],
+    ids=["tool role", "no tool role"],
+)
+async def test_a_tool_result_is_told_in_the_role_the_template_has(
+    database: Database, tokenizer: ByteTokenizer, shown: str
+) -> None:
+    result = Message(role=Role.TOOL, content="12 degrees", tool="forecast", tool_call_id="c")
+    step = step_input(0).model_copy(update={"append": (result,)})
+    prompt = await Sessions(tokenizer, ContextStore(database)).resolve(step, {})
+    expected = ByteTokenizer().encode(shown, split_special=False)
+    assert expected == prompt.token_ids.tolist()[: len(expected)]
 
 
 async def test_live_sessions_stay_within_their_bound(database: Database) -> None:
