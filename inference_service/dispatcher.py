@@ -57,6 +57,7 @@ class Dispatcher:
     def first_token(self, generation: Generation) -> None:
         """Tell that the engine has computed the step's prompt."""
         if generation.step_id in self._known:
+            generation.first_token_s = self.now()
             self._tell(FirstToken(generation.step_id))
 
     def left_engine(self, generation: Generation, *, finished: bool) -> None:

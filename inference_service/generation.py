@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
 from contracts.error import MusterError
-from contracts.llm_step import LLMStepInput, LLMStepResult, StepPhase, Usage
+from contracts.llm_step import LLMStepInput, LLMStepResult, StepPhase, StepTiming, Usage
 
 
 class StopCause(StrEnum):
@@ -42,6 +42,7 @@ class Generation:
     usage: Usage = field(default_factory=Usage)
     ready_s: float = 0.0
     dispatched_s: float = 0.0
+    first_token_s: float = 0.0
     cohort_size: int = 0
     dispatched: asyncio.Event = field(default_factory=asyncio.Event)
     rejection: MusterError | None = None
@@ -68,6 +69,21 @@ class Generation:
     def claimed(self, epoch: int, failures: int, past: Usage) -> None:
         """Note what the ledger says of the step: this epoch, failures and usage before it."""
         self.epoch, self.failures, self.past = epoch, failures, past
+
+    def timing_so_far(self, now: float) -> StepTiming:
+        """Return where the time of a step that never finished went, up to `now`.
+
+        The engine has not said how it spent its part: until the first token it counts as prefill.
+        """
+        ready_s = self.ready_s or now
+        dispatched_s = self.dispatched_s or now
+        first_token_s = self.first_token_s or now
+        return StepTiming(
+            host_pre_s=ready_s - self.created_s,
+            ready_wait_s=dispatched_s - ready_s,
+            prefill_s=first_token_s - dispatched_s,
+            decode_s=now - first_token_s,
+        )
 
     def interrupt(self) -> None:
         """Break off waiting or generating; a claim or a commit in progress is let finish."""

@@ -269,7 +269,7 @@ class StepProtocol:
                     message=None,
                     finish_reason=FinishReason.ABORT,
                     usage=generation.past + generation.usage,
-                    timing=StepTiming(),
+                    timing=generation.timing_so_far(self._dispatcher.now()),
                     replica=self._replica,
                     epoch=generation.epoch,
                     cohort_size=generation.cohort_size,

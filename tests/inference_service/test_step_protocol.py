@@ -109,6 +109,8 @@ async def test_cancelled_at_any_point_returns_usage_and_frees_the_engine(
         assert result.finish_reason is FinishReason.ABORT
         assert (result.message, result.context) == (None, None)
         assert (result.usage.wasted_tokens > 0) == (phase is StepPhase.DECODE)
+        assert (result.timing.decode_s > 0) == (phase is StepPhase.DECODE)
+        assert (result.timing.prefill_s > 0) == (phase is not StepPhase.QUEUED)
         (row,) = await h.ledger.attempts(generation.step_id)
         assert row.outcome is AttemptOutcome.CANCELLED
         for blocker, token in blockers:
