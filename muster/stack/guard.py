@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +28,8 @@ class Guard:
         self._children: set[int] = set()
         self._groups: set[int] = set()
         self._sentinel: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._ended = threading.Condition(self._lock)
 
     def start(self) -> None:
         """Begin to guard, until `stop`."""
@@ -59,9 +61,18 @@ class Guard:
         """Forget a child that has ended; any thread may call this."""
         with self._lock:
             self._children.discard(pid)
+            self._ended.notify_all()
             if pid in self._groups:
                 self._groups.remove(pid)
                 self._tell(f"-{pid}\n")
+
+    def kill_all(self, timeout_s: float) -> None:
+        """Kill all children and their groups, and wait until they have been reaped elsewhere."""
+        with self._lock:
+            for pid in self._children - self._sentinels():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            self._ended.wait_for(lambda: self._children == self._sentinels(), timeout_s)
 
     def kill_orphans(self) -> None:
         """Kill and reap what dead children have left behind, whatever group it is in.
@@ -78,6 +89,9 @@ class Guard:
                 with contextlib.suppress(psutil.Error, ChildProcessError):
                     process.kill()
                     os.waitpid(process.pid, 0)
+
+    def _sentinels(self) -> set[int]:
+        return {self._sentinel.pid} if self._sentinel else set()
 
     def _start_sentinel(self) -> None:
         self._sentinel = subprocess.Popen(

@@ -37,6 +37,9 @@ from store.migrate import upgrade
 
 PART_NAMES = ("temporal", "postgres", "inference", "agents", "tools")
 
+LAST_WAIT_S = 5.0
+"""A killed process that is not gone after this sits in the kernel; nobody can help that."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -152,6 +155,8 @@ class Supervisor:
         await asyncio.gather(*(part.stop() for part in self._workers))
         # PostgreSQL first: Temporal takes seconds to stop, and nothing of ours uses it any more.
         await asyncio.gather(*(part.stop() for part in self._servers))
+        # What was being started when the stop came has been killed, but may still be dying.
+        await asyncio.to_thread(guard.kill_all, LAST_WAIT_S)
         guard.kill_orphans()
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
