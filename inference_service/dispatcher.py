@@ -38,7 +38,7 @@ class Dispatcher:
         self._schedule_is_due = False
         self._window_changed = asyncio.Event()
 
-    def ready(self, generation: Generation, prompt_tokens: int) -> None:
+    def ready(self, generation: Generation, prompt_tokens: int, uncomputed_tokens: int) -> None:
         """Tell that the step can go to the engine; `generation.dispatched` is set when it may."""
         step = generation.step
         generation.ready_s = self.now()
@@ -48,6 +48,7 @@ class Dispatcher:
                 step_id=step.step_id,
                 session=step.job_id,
                 prompt_tokens=prompt_tokens,
+                uncomputed_tokens=uncomputed_tokens,
                 max_tokens=step.sampling.max_tokens,
                 is_new=step.base is None or step.base.token_run is None,
                 priority=step.hints.priority,

@@ -44,11 +44,16 @@ _MAX_INLINE_CHARACTERS = 8_192
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of one step. `token_ids[:base_length]` is the token run `parent`, unchanged."""
+    """The prompt of one step. `token_ids[:base_length]` is the token run `parent`, unchanged.
+
+    `uncomputed` is the number of its tokens that this engine has not seen in this place yet: what
+    its prefix cache, if it still holds the rest, has to compute. At least 1.
+    """
 
     token_ids: array[int]
     base_length: int
     parent: str | None
+    uncomputed: int
 
 
 class Sessions:
@@ -63,6 +68,7 @@ class Sessions:
         self._live: OrderedDict[str, array[int]] = OrderedDict()
         self._live_tokens = 0
         self._openings: OrderedDict[str, list[Message]] = OrderedDict()
+        self._opened: OrderedDict[str, array[int]] = OrderedDict()
         self._probe_end = self._end_of_turn(_PROBE)
         self.append_only = self._is_append_only()
         self._has_tool_role = self._renders_tool_role()
@@ -82,7 +88,7 @@ class Sessions:
             return await self._rendered_whole(step, toolset, base)
         chat = chat_messages(step.append, {}, has_tool_role=self._has_tool_role)
         ids = base + await self._encode(chat, after_probe=True)
-        return Prompt(ids, len(base), run)
+        return Prompt(ids, len(base), run, len(ids) - len(base))
 
     def keep(self, run: str, token_ids: array[int], *, parent: str | None) -> None:
         """Keep the ids of the session that ends in step `run`, in place of its `parent`'s."""
@@ -112,7 +118,18 @@ class Sessions:
                 "step %s: the prompt differs from its session at token %d of %d",
                 step.step_id, position, len(base),
             )  # fmt: skip
-        return Prompt(ids, 0, None)
+        return Prompt(ids, 0, None, len(ids) - self._seen(step.base, ids))
+
+    def _seen(self, base: ContextRef | None, ids: array[int]) -> int:
+        """Return how many of the ids the last prompt with this opening shared with it."""
+        if base is None:
+            return 0
+        last = self._opened.get(base.head)
+        self._opened[base.head] = ids
+        self._opened.move_to_end(base.head)
+        if len(self._opened) > _MAX_OPENINGS:
+            self._opened.popitem(last=False)
+        return 0 if last is None else min(_divergence(last, ids), len(ids) - 1)
 
     async def _messages(self, base: ContextRef | None) -> list[Message]:
         if base is None:

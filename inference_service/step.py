@@ -141,7 +141,7 @@ class StepProtocol:
         prompt = await self._sessions.resolve(step, toolset)
         finished = False
         with generation.interruptible():
-            self._dispatcher.ready(generation, len(prompt.token_ids))
+            self._dispatcher.ready(generation, len(prompt.token_ids), prompt.uncomputed)
             try:
                 await generation.dispatched.wait()
                 if generation.rejection:

@@ -9,19 +9,20 @@ from dataclasses import dataclass
 class StepReady:
     """All inputs of a step exist. `session` is the growing conversation it belongs to.
 
-    `prompt_tokens` + `max_tokens` is what it may occupy in the KV cache. `is_new` marks the first
-    step of a session the service has not served before.
+    `prompt_tokens` + `max_tokens` is what it may occupy in the KV cache; `uncomputed_tokens` is the
+    part of the prompt believed not to be cached. `is_new` marks the first step of a session.
     """
 
     step_id: str
     session: str
     prompt_tokens: int
+    uncomputed_tokens: int
     max_tokens: int
     is_new: bool
     priority: int = 3
 
     def __post_init__(self) -> None:
-        assert self.prompt_tokens > 0, self
+        assert 0 < self.uncomputed_tokens <= self.prompt_tokens, self
         assert self.max_tokens > 0, self
 
 

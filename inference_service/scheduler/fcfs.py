@@ -148,8 +148,8 @@ class FirstComeFirstServed:
         if len(self._engine) > self._capacity.max_num_seqs:
             return False
         prefilling = [s for s, place in self._engine.values() if place is _Place.PREFILL]
-        uncomputed = sum(s.prompt_tokens for s in prefilling)
-        return not prefilling or (uncomputed + step.prompt_tokens <= self._capacity.prefill_tokens)
+        uncomputed = step.uncomputed_tokens + sum(s.uncomputed_tokens for s in prefilling)
+        return not prefilling or uncomputed <= self._capacity.prefill_tokens
 
     def _reject_what_never_fits(self, steps: list[StepReady]) -> None:
         limits = {

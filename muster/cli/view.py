@@ -95,26 +95,32 @@ def verdict(report: JobReport) -> tuple[str, str]:
             return f"job {job_id} completed without an answer", show
 
 
-def time_table(report: JobReport) -> RenderableType:
-    """Return where the job's time went; the rows sum to the wall time."""
+def time_table(*reports: JobReport) -> RenderableType:
+    """Return where the time of jobs went; the rows sum to their wall times, added up."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("time in")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     table.add_column("", style="dim")
-    whole_s = max(report.wall_s, report.time.total_s + report.unfinished_s + report.other_s)
-    rows = [(name, getattr(report.time, key), what) for key, name, what in _PARTS]
-    if report.unfinished_s:
-        rows.append(("unfinished", report.unfinished_s, "LLM steps that did not finish"))
-    rows.append(("between", report.other_s, "workflow, opening the job"))
+    rows = [
+        (name, sum(getattr(report.time, key) for report in reports), what)
+        for key, name, what in _PARTS
+    ]
+    if unfinished_s := sum(report.unfinished_s for report in reports):
+        rows.append(("unfinished", unfinished_s, "LLM steps that did not finish"))
+    rows.append(
+        ("between", sum(report.other_s for report in reports), "workflow, opening the job")
+    )
+    wall_s = sum(report.wall_s for report in reports)
+    whole_s = max(wall_s, sum(seconds for _, seconds, _ in rows))
     for name, seconds, what in rows:
         share = f"{100 * seconds / whole_s:.0f}%" if whole_s else ""
         table.add_row(name, f"{seconds:.3f}", share, what)
     table.add_section()
-    cohort = report.mean_cohort_size
+    cohort = reports[0].mean_cohort_size if len(reports) == 1 else None
     table.add_row(
-        "wall",
-        f"{report.wall_s:.3f}",
+        "wall" if len(reports) == 1 else f"wall of {len(reports)} jobs",
+        f"{wall_s:.3f}",
         "",
         f"mean cohort size {cohort:.1f}" if cohort is not None else "",
     )

@@ -34,8 +34,12 @@ CAPACITY = CapacityChanged(
 )
 
 
-def ready(step_id: str, prompt_tokens: int = 100, *, is_new: bool = True) -> StepReady:
-    return StepReady(step_id, f"session-{step_id}", prompt_tokens, 10, is_new)
+def ready(
+    step_id: str, prompt_tokens: int = 100, *, is_new: bool = True, cached: int = 0
+) -> StepReady:
+    return StepReady(
+        step_id, f"session-{step_id}", prompt_tokens, prompt_tokens - cached, 10, is_new
+    )
 
 
 def scheduler_with(*steps: StepReady) -> FirstComeFirstServed:
@@ -63,6 +67,11 @@ def test_uncomputed_prompts_in_the_engine_are_bounded() -> None:
     assert scheduler.schedule(0.0) == [Dispatch(("a",))]
     scheduler.receive(FirstToken("a"), 1.0)
     assert scheduler.schedule(1.0) == [Dispatch(("b",))]
+
+
+def test_what_is_cached_of_a_prompt_does_not_count_as_uncomputed() -> None:
+    scheduler = scheduler_with(ready("a", 300, cached=200), ready("b", 300, cached=200))
+    assert scheduler.schedule(0.0) == [Dispatch(("a", "b"))]
 
 
 def test_a_long_prompt_goes_when_the_engine_has_no_other_to_compute() -> None:

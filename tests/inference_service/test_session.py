@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.llm_step import LLMStepResult
-from contracts.message import Message, Role
+from contracts.message import ContextRef, Message, Role
 from inference_service.engine.byte_tokenizer import ByteTokenizer
 from inference_service.session import Sessions
 from store.context import ContextStore
@@ -170,3 +170,19 @@ async def test_live_sessions_stay_within_their_bound(database: Database) -> None
     assert sessions.live_tokens <= 100
     sessions.keep("run-next", array("i", range(50)), parent="run-9")
     assert sessions.live_tokens <= 100
+
+
+async def test_only_what_the_engine_has_not_seen_counts_as_uncomputed(database: Database) -> None:
+    async with harness(database) as h:
+        opening = await h.contexts.put(None, [Message(role=Role.SYSTEM, content="Be brief." * 20)])
+        base = ContextRef(head=opening)
+        sessions = Sessions(ByteTokenizer(), h.contexts)
+        first = await sessions.resolve(step_input(0, base=base, text="One?"), {})
+        second = await sessions.resolve(step_input(1, base=base, text="Two?"), {})
+        again = await sessions.resolve(step_input(2, base=base, text="Two?"), {})
+        assert first.uncomputed == len(first.token_ids)
+        assert second.uncomputed < 40 < len(second.token_ids)
+        assert again.uncomputed == 1, "the engine computes at least the last token"
+        answered = await h.run(step_input(3, base=base, text="Three?"))
+        more = await sessions.resolve(step_input(4, base=answered.context, text="Four?"), {})
+        assert more.uncomputed == len(more.token_ids) - more.base_length

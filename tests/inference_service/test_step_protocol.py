@@ -103,7 +103,7 @@ async def test_cancelled_at_any_point_returns_usage_and_frees_the_engine(
         if phase is StepPhase.QUEUED:
             blockers = [await h.attach(step_input(n, job_id="job-b")) for n in range(2)]
             await until(lambda: all(blocker.dispatched.is_set() for blocker, _ in blockers))
-        generation, attempt = await h.attach(step_input(text="Why? " * 200))
+        generation, attempt = await h.attach(step_input(text="Why? " * 3_000))
         await until(lambda: bool(generation.ready_s) and generation.phase is phase)
         result = await h.stop(generation, attempt, StopCause.CANCELLED)
         assert result.outcome is Outcome.CANCELLED

@@ -1,0 +1,160 @@
+"""Run the examples as a newcomer would see them: a dozen jobs at once, on one embedded stack.
+
+`python -m examples.demo` brings the stack up if it is not up, starts the weather service, runs all
+jobs of `examples/case.py` concurrently, prints each answer as it comes with whether it holds the
+facts it should, then where the time of all jobs went. Exit status 0: every job ended with an
+answer; whether the small model's answers are right is shown and counted. What the demo started it
+stops at the end, unless KEEP=1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from contracts.error import UnavailableError
+from contracts.job import JobStatus
+from examples.case import Case, cases
+from examples.weather import service as weather
+from muster import exit as way_out
+from muster.agent_file import load_agent
+from muster.cli.view import console, time_table, verdict
+from muster.connection import connect
+from muster.job import JobEndedError, Jobs
+from muster.report import JobReport
+from muster.settings import Settings, load_settings
+from muster.stack.state import locate, running_stack
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVICE_TIMEOUT_S = 20.0
+
+
+def main() -> int:
+    """Return the exit status: 0 if every job ended with an answer."""
+    settings = load_settings()
+    keep = os.environ.get("KEEP", "") not in ("", "0")
+    out = console()
+    with _stack(settings, keep=keep), _weather_service():
+        reports = asyncio.run(_run_all(settings, out))
+    _print_end(settings, out, reports, keep=keep)
+    return 0 if all(report.answer is not None for report in reports) else way_out.FAILED
+
+
+async def _run_all(settings: Settings, out: Console) -> list[JobReport]:
+    """Run all cases at once; print each answer when it comes."""
+    jobs = Jobs(await connect(settings))
+    model = locate(settings).model
+    chosen = cases(datetime.now().astimezone().date())
+    agents = {file: load_agent(ROOT / file, [ROOT]) for file in {case.agent for case in chosen}}
+    begun = time.monotonic()
+    ids = [await jobs.start(agents[case.agent], case.input, model=model) for case in chosen]
+    out.print(f"{len(ids)} jobs started\n")
+
+    async def finish(case: Case, job_id: str) -> JobReport:
+        with contextlib.suppress(JobEndedError):
+            await jobs.result(job_id)
+        report = await jobs.report(job_id)
+        _print_answer(out, case, report)
+        return report
+
+    reports = await asyncio.gather(*map(finish, chosen, ids))
+    sizes = [row.step.cohort_size for r in reports for row in r.rows if row.step]
+    sizes = [size for size in sizes if size]
+    # Each cohort of n steps is told by n steps, so 1/n of each sums to the number of cohorts.
+    cohorts = sum(1 / size for size in sizes)
+    right = sum(map(Case.holds, chosen, [report.answer for report in reports]))
+    out.print(f"{right} of {len(reports)} answers hold the facts they should")
+    out.print(f"{len(reports)} jobs in {time.monotonic() - begun:.1f} s, all at once")
+    if sizes:
+        mean, largest = len(sizes) / cohorts, max(sizes)
+        out.print(f"{len(sizes)} LLM steps, mean cohort size {mean:.2f}, the largest {largest}")
+    return list(reports)
+
+
+def _print_answer(out: Console, case: Case, report: JobReport) -> None:
+    if report.status is JobStatus.COMPLETED and report.answer is not None:
+        mark = "[green]ok   [/]" if case.holds(report.answer) else "[yellow]wrong[/]"
+        said = report.answer
+    else:
+        mark, said = "[red]ended[/]", " ".join(verdict(report))
+    out.print(f"{mark} [bold]{case.input}[/]", soft_wrap=True)
+    out.print(f"      {said.strip()}", markup=False, soft_wrap=True)
+    calls = [f"{tool.tool}{tool.arguments}" for row in report.rows for tool in row.tools]
+    out.print(f"      {' → '.join(calls)}   {report.wall_s:.1f} s\n", markup=False, style="dim")
+
+
+def _print_end(settings: Settings, out: Console, reports: list[JobReport], *, keep: bool) -> None:
+    out.print(time_table(*reports))
+    ui_url = locate(settings).temporal_ui_url
+    link = f"{ui_url}/namespaces/{settings.temporal_namespace}/workflows"
+    if running_stack(settings.data_dir):
+        out.print(f"Temporal UI: {link}", soft_wrap=True)
+    elif not keep:
+        out.print(f"Temporal UI: {link}  (after `make up`, with these same jobs)", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _stack(settings: Settings, *, keep: bool) -> Iterator[None]:
+    """Bring the stack up if it is not, with the examples on the tool worker's path."""
+    if running_stack(settings.data_dir):
+        yield
+        return
+    _muster("up", "--detach")
+    try:
+        yield
+    finally:
+        if not keep:
+            _muster("down")
+
+
+def _muster(*arguments: str) -> None:
+    environment = os.environ | {"MUSTER_TOOL_PATH": str(ROOT), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "muster", *arguments]
+    if status := subprocess.run(command, env=environment, check=False).returncode:
+        raise UnavailableError(
+            f"`muster {' '.join(arguments)}` ended with status {status}", hint="muster doctor"
+        )
+
+
+@contextlib.contextmanager
+def _weather_service() -> Iterator[None]:
+    """Run the example's weather service, unless one answers already."""
+    url = f"http://{weather.HOST}:{weather.DEFAULT_PORT}/health"
+    if _is_weather_service(url):
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-m", "examples.weather.service"], cwd=ROOT)
+    try:
+        give_up = time.monotonic() + SERVICE_TIMEOUT_S
+        while not _is_weather_service(url):
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise UnavailableError(
+                    f"the weather service does not answer at {url}",
+                    hint="see what it said above",
+                )
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_weather_service(url: str) -> bool:
+    try:
+        return bool(httpx.get(url, timeout=2.0).json()["service"] == "muster-example-weather")
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False
+
+
+if __name__ == "__main__":
+    way_out.run(main)
