@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.error import BadInputError, MusterError, UnavailableError
+from contracts.llm_step import FinishReason
 from inference_service.engine.guardian import Guardian
 from inference_service.engine.protocol import (
     EngineCapacity,
@@ -87,7 +89,7 @@ class VLLMConfig:
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
     dtype: str = "auto"
-    enforce_eager: bool = False
+    enforce_eager: bool | None = None
     seed: int = 0
 
 
@@ -100,6 +102,7 @@ class VLLMEngine:
         self._tokenizer: TransformersTokenizer | None = None
         self._capacity: EngineCapacity | None = None
         self._on_cpu = False
+        self._in_flight: set[str] = set()
         self._load = LatestLoad()
         self._guardian = Guardian()
 
@@ -121,8 +124,8 @@ class VLLMEngine:
         self._guardian.start()
         try:
             self._tokenizer = await asyncio.to_thread(TransformersTokenizer, self.config.model)
-            self._engine = await self._launched()
-            self._capacity = _capacity(self._engine)
+            await self._launched()
+            self._capacity = _capacity(self._running())
             await self._warm_up()
         except BaseException:
             await self.close()
@@ -133,6 +136,7 @@ class VLLMEngine:
         """Generate with vLLM; pieces hold what was sampled since the consumer last looked."""
         engine = self._running()
         prompt = {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)}
+        self._in_flight.add(request.request_id)
         try:
             outputs = engine.generate(
                 prompt,  # vLLM's rendered TokensInput
@@ -142,11 +146,16 @@ class VLLMEngine:
             )
             async with aclosing(outputs):
                 async for output in outputs:
-                    yield engine_output(output)
+                    piece = engine_output(output)
+                    if piece.finish_reason is FinishReason.ABORT:
+                        self._running()
+                    yield piece
         except MusterError:
             raise
         except Exception as error:
             raise self._translated(error) from error
+        finally:
+            self._in_flight.discard(request.request_id)
 
     def blocks(self, num_tokens: int) -> int:
         """Return the KV blocks of a sequence of that many tokens."""
@@ -172,25 +181,31 @@ class VLLMEngine:
         return bool(await self._running().reset_prefix_cache())
 
     async def close(self) -> None:
-        """Stop vLLM and every process of it; idempotent."""
+        """Stop vLLM and every process of it; requests in flight end with EngineDeadError."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            await asyncio.to_thread(engine.shutdown)
+            with _unheard():
+                if not engine.errored:
+                    await engine.abort(sorted(self._in_flight))
+                await asyncio.to_thread(engine.shutdown)
             del engine
             gc.collect()  # vLLM shuts down once more when collected, with a traceback if at exit
         await asyncio.to_thread(self._guardian.close)
         self._load = LatestLoad()
 
-    async def _launched(self) -> AsyncLLM:
+    async def _launched(self) -> None:
         """Launch in a thread, handing each process to the guardian as it appears."""
         launch = asyncio.create_task(asyncio.to_thread(self._launch))
         while not launch.done():
             await asyncio.wait([launch], timeout=ADOPT_S)
             self._guardian.adopt()
-        return launch.result()
+        launch.result()
 
-    def _launch(self) -> AsyncLLM:
-        """Start vLLM and wait until it is up; blocks for seconds to minutes."""
+    def _launch(self) -> None:
+        """Start vLLM and wait until it is up; blocks for seconds to minutes.
+
+        Leaves it in `_engine`: what a thread returns can stay alive in a kept stack frame.
+        """
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
@@ -203,7 +218,7 @@ class VLLMEngine:
         except (ValueError, OSError) as error:
             raise self._refusal(error) from error
         try:
-            return AsyncLLM(
+            self._engine = AsyncLLM(
                 vllm_config,
                 executor_class=Executor.get_class(vllm_config),
                 log_stats=False,
@@ -236,7 +251,8 @@ class VLLMEngine:
             gpu_memory_utilization=config.gpu_memory_utilization,
             tensor_parallel_size=config.tensor_parallel_size,
             dtype=config.dtype,
-            enforce_eager=config.enforce_eager,
+            # compiling costs 50 s of CPU time at each start there, and gains a tenth
+            enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
             seed=config.seed,
             scheduling_policy="priority",
             enable_prefix_caching=True,
@@ -326,6 +342,18 @@ class VLLMEngine:
                 f"vLLM refuses the request: {cause}", hint="change the prompt, sampling or schema"
             )
         return UnavailableError(f"vLLM failed the request: {cause!r}", hint="its log says why")
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Silence vLLM while it is stopped: it takes the end of its process for a failure."""
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _capacity(engine: AsyncLLM) -> EngineCapacity:

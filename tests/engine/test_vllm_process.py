@@ -81,7 +81,7 @@ async def test_processes_die_with_a_killed_service(vllm_config: VLLMConfig, tmp_
     await until(gone, GONE_S)
 
 
-async def test_death_of_the_model_process_is_told_and_a_new_start_serves_again(
+async def test_requests_lost_by_death_or_close_are_told_so_and_a_new_start_serves(
     vllm_config: VLLMConfig,
 ) -> None:
     before = set(descendants(os.getpid()))
@@ -101,7 +101,12 @@ async def test_death_of_the_model_process_is_told_and_a_new_start_serves_again(
             await engine.check_health()
         await engine.start()
         await run(engine, running.request("Hello.", 2))
+        outputs = engine.generate(running.request("Tell me a long story.", max_tokens=900))
+        await anext(outputs)
         await engine.close()
+        with pytest.raises(EngineDeadError):
+            async for _ in outputs:
+                pass
     assert engine_processes(set(descendants(os.getpid())) - before) == []
 
 
