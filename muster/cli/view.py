@@ -108,9 +108,7 @@ def time_table(*reports: JobReport) -> RenderableType:
     ]
     if unfinished_s := sum(report.unfinished_s for report in reports):
         rows.append(("unfinished", unfinished_s, "LLM steps that did not finish"))
-    rows.append(
-        ("between", sum(report.other_s for report in reports), "workflow, opening the job")
-    )
+    rows.append(("between", sum(report.other_s for report in reports), "workflow, opening the job"))
     wall_s = sum(report.wall_s for report in reports)
     whole_s = max(wall_s, sum(seconds for _, seconds, _ in rows))
     for name, seconds, what in rows:
