@@ -40,7 +40,9 @@ async def running(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
         warnings.simplefilter("ignore")  # torch's and vLLM's own, at their import
         capacity = await engine.start()
     yield Running(engine, capacity)
-    await engine.close()
-    await engine.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM leaves sockets to the garbage collector
+        await engine.close()
+        await engine.close()
     with pytest.raises(EngineDeadError):
         await engine.check_health()
