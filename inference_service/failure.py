@@ -25,6 +25,12 @@ class DrainingError(UnavailableError):
     """The replica is going away and hands the step back."""
 
 
+class StepFaultError(MusterError):
+    """Something that nobody foresaw went wrong in the step; it counts as any other failure."""
+
+    retryable = True
+
+
 class StepFailedTooOftenError(MusterError):
     """The step has used up its typed failures; it fails for good."""
 

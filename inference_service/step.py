@@ -32,7 +32,12 @@ from inference_service.engine.protocol import (
     Engine,
     EngineTiming,
 )
-from inference_service.failure import DrainingError, StaleAttemptError, StepFailedTooOftenError
+from inference_service.failure import (
+    DrainingError,
+    StaleAttemptError,
+    StepFailedTooOftenError,
+    StepFaultError,
+)
 from inference_service.generation import Generation, InterruptedStepError, StopCause
 from inference_service.prompt import InvalidOutputError, Toolset, output_schema, parse_output
 from inference_service.sampler import Sampler
@@ -123,16 +128,11 @@ class StepProtocol:
         except UnavailableError as error:
             await self._close(generation, AttemptOutcome.ABANDONED, str(error))
             raise
-        except MusterError as error:
-            await self._close(generation, AttemptOutcome.FAILED, str(error))
-            failures = generation.failures + 1
-            if error.retryable and failures >= MAX_STEP_FAILURES:
-                raise StepFailedTooOftenError(
-                    f"LLM step {generation.step_id!r} failed {failures} times, the limit is "
-                    f"{MAX_STEP_FAILURES}; the last time: {error.message}",
-                    hint=error.hint,
-                ) from error
-            raise
+        except Exception as error:
+            failed = await self._failed(generation, error)
+            if failed is error:
+                raise
+            raise failed from error
 
     async def _run_claimed(self, generation: Generation) -> LLMStepResult:
         step = generation.step
@@ -282,6 +282,24 @@ class StepProtocol:
                 raise StaleAttemptError(
                     f"LLM step {generation.step_id!r}: no attempt waits for it any more"
                 )
+
+    async def _failed(self, generation: Generation, error: Exception) -> MusterError:
+        """Record a failure, foreseen or not, and return what to raise: the limit counts both."""
+        if not isinstance(error, MusterError):
+            log.error("step %s: a fault of the service", generation.step_id, exc_info=error)
+            error = StepFaultError(
+                f"LLM step {generation.step_id!r}: {type(error).__name__}: {error}",
+                hint="this is a bug; its traceback stands in the inference service's log",
+            )
+        await self._close(generation, AttemptOutcome.FAILED, str(error))
+        failures = generation.failures + 1
+        if not error.retryable or failures < MAX_STEP_FAILURES:
+            return error
+        return StepFailedTooOftenError(
+            f"LLM step {generation.step_id!r} failed {failures} times, the limit is "
+            f"{MAX_STEP_FAILURES}; the last time: {error.message}",
+            hint=error.hint,
+        )
 
     async def _close(self, generation: Generation, outcome: AttemptOutcome, error: str) -> None:
         try:

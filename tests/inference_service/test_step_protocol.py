@@ -16,6 +16,7 @@ from inference_service.failure import (
     EngineStalledError,
     StaleAttemptError,
     StepFailedTooOftenError,
+    StepFaultError,
 )
 from inference_service.generation import StopCause
 from inference_service.prompt import InvalidOutputError
@@ -254,3 +255,17 @@ async def test_parts_of_the_time_are_never_negative(database: Database) -> None:
 async def _engine_is_empty(h: Harness) -> bool:
     stats = await h.engine.stats()
     return stats.num_running == 0 and stats.num_waiting == 0
+
+
+async def test_error_that_nobody_foresaw_fails_the_step_for_good_in_the_end(
+    database: Database,
+) -> None:
+    def breaks(request: EngineRequest, prompt: str) -> str:
+        raise KeyError("unforeseen")
+
+    async with harness(database, respond=breaks) as h:
+        for error in (StepFaultError, StepFaultError, StepFailedTooOftenError):
+            with pytest.raises(error, match="KeyError: 'unforeseen'"):
+                await h.run(step_input())
+        attempts = await h.ledger.attempts(step_input().step_id)
+    assert [attempt.outcome for attempt in attempts] == [AttemptOutcome.FAILED] * 3
