@@ -12,6 +12,7 @@ import uvloop
 from muster import exit as way_out
 from muster import log, telemetry
 from muster.settings import load_settings
+from muster.worker.watchdog import watched
 
 
 class Role(StrEnum):
@@ -32,5 +33,6 @@ def _work(role: Role) -> None:
     settings = load_settings()
     log.configure(role, settings.log_level)
     telemetry.configure(role)
-    module = importlib.import_module(f"muster.worker.{role}")
-    uvloop.run(module.main(settings))
+    work = importlib.import_module(f"muster.worker.{role}").main(settings)
+    # The inference service, whose engine may block its loop while it starts, has a health check.
+    uvloop.run(work if role is Role.INFERENCE else watched(work))
