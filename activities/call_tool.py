@@ -31,9 +31,8 @@ from activities.error_map import (
     trace,
 )
 from activities.execution import ToolExecution
+from activities.loader import ToolLoader
 from activities.output import output_of
-from activities.result import render
-from activities.toolset import load_tool
 from contracts.agent import OnFailure
 from contracts.error import MusterError, UnavailableError
 from contracts.name import CALL_TOOL
@@ -59,6 +58,7 @@ class CallTool:
 
     def __init__(self, database: Database) -> None:
         self._ledger = ToolLedger(database)
+        self._loader = ToolLoader()
         self._execution = ToolExecution()
 
     @activity.defn(name=CALL_TOOL)
@@ -105,7 +105,7 @@ class CallTool:
             lost = f"its worker was lost {claim.lost} times while it ran"
             return ToolFailure(FailureKind.PERMANENT, f"{lost}, the limit is {MAX_LOST_ATTEMPTS}")
         try:
-            tool = await asyncio.to_thread(load_tool, request.tool)
+            tool = await self._loader.load(request.tool)
             arguments = tool.arguments.validate(name, request.call.arguments)
         except WrongArgumentsError as error:
             return ToolFailure(FailureKind.MODEL, str(error))
@@ -116,15 +116,16 @@ class CallTool:
         timeout_s = request.tool.timeout.total_seconds()
         with output_of(name):
             ended = await self._execution.call(tool, arguments, timeout_s)
-        if ended.error is not None:
-            failure = classify(ended.error)
-            if failure.kind is FailureKind.PERMANENT:
-                _log.error("tool %r failed: %s", name, trace(ended.error))
-            return failure
-        try:
-            return await asyncio.to_thread(render, name, ended.value, request.tool.max_result_bytes)
-        except MusterError as error:
-            return classify(error)
+            if ended.error is None:
+                size = request.tool.max_result_bytes
+                ended = await self._execution.render(name, ended.value, size, timeout_s)
+        if ended.error is None:
+            text: str = ended.value
+            return text
+        failure = classify(ended.error)
+        if failure.kind is FailureKind.PERMANENT and not isinstance(ended.error, MusterError):
+            _log.error("tool %r failed: %s", name, trace(ended.error))
+        return failure
 
     async def _commit(
         self,

@@ -1,25 +1,23 @@
 """Run a tool's function so that nothing it does can hurt the worker or outlast its timeout.
 
-Asynchronous tools run as a task of the worker's loop, synchronous ones in a thread of their own.
-A pool will not do: a call that hangs for ever keeps its thread, later calls would queue behind it,
-and leaving the program would wait for it. What bounds the threads is the worker's limit on calls,
-and a limit on threads left behind.
+Asynchronous tools run as a task of the worker's loop, synchronous ones in a thread of their own
+(`thread`), and so does what makes a result into text, which may call the tool's own serialisers.
+What bounds the threads is the worker's limit on calls, and a limit on threads left behind.
 
-Whatever a tool raises comes back as a value: `SystemExit` raised in a task would leave the loop,
-and `CancelledError` from a tool must not look like the activity's own cancellation.
+Whatever a tool raises comes back as a value; `CancelledError` from a tool must not look like the
+activity's own cancellation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import logging
-import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from activities.result import render
+from activities.thread import Ended, start_thread
 from activities.toolset import LoadedTool
 from contracts.error import UnavailableError
 
@@ -36,14 +34,6 @@ class ToolTimeoutError(TimeoutError):
     """A tool did not return in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a call of a tool's function ended: its value, or what it raised."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
 class ToolExecution:
     """Calls tools' functions; counts the threads whose caller has gone away."""
 
@@ -56,26 +46,22 @@ class ToolExecution:
         Being cancelled is passed on: an asynchronous tool gets `CancelledError` and a moment to
         clean up, a synchronous one runs on in its thread and its result is dropped.
         """
-        work = asyncio.create_task(self._work(tool, arguments), name=f"tool {tool.schema.name}")
-        try:
-            done, _ = await asyncio.wait({work}, timeout=timeout_s)
-        except asyncio.CancelledError:
-            await _stop(work)
-            raise
-        if not done:
-            await _stop(work)
-            return Ended(error=ToolTimeoutError(f"no answer within {timeout_s:g} s"))
-        return work.result()
+        return await _bounded(self._work(tool, arguments), tool.schema.name, timeout_s)
+
+    async def render(self, name: str, value: Any, max_bytes: int, timeout_s: float) -> Ended:
+        """Make what the tool `name` returned into text, as `result.render` does, within a time."""
+        work = self._in_thread(lambda: render(name, value, max_bytes), name)
+        return await _bounded(work, name, timeout_s)
 
     async def _work(self, tool: LoadedTool, arguments: dict[str, Any]) -> Ended:
         if tool.is_async:
             return await _await(lambda: tool.function(**arguments))
-        ended = await self._in_thread(tool, arguments)
+        ended = await self._in_thread(lambda: tool.function(**arguments), tool.schema.name)
         if inspect.isawaitable(ended.value):  # a plain function that wraps an asynchronous one
             return await _await(lambda: ended.value)
         return ended
 
-    async def _in_thread(self, tool: LoadedTool, arguments: dict[str, Any]) -> Ended:
+    async def _in_thread(self, work: Callable[[], Any], name: str) -> Ended:
         if self._left_behind >= MAX_LEFT_BEHIND:
             message = (
                 f"{self._left_behind} calls of synchronous tools still run after their timeout or "
@@ -83,33 +69,30 @@ class ToolExecution:
             )
             hint = "give those tools timeouts of their own, then restart the tool worker"
             return Ended(error=UnavailableError(message, hint=hint))
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Ended] = loop.create_future()
-
-        def deliver(ended: Ended) -> None:
-            if done.cancelled():
-                self._left_behind -= 1
-            else:
-                done.set_result(ended)
-
-        def work() -> None:
-            try:
-                ended = Ended(value=tool.function(**arguments))
-            except BaseException as error:
-                ended = Ended(error=error)
-            try:
-                loop.call_soon_threadsafe(deliver, ended)
-            except RuntimeError:
-                _log.debug("the loop closed before tool %r returned", tool.schema.name)
-
-        context = contextvars.copy_context()
-        name = f"tool-{tool.schema.name}"
-        threading.Thread(target=context.run, args=(work,), name=name, daemon=True).start()
+        ended = start_thread(work, f"tool-{name}")
         try:
-            return await done
+            return await asyncio.shield(ended)
         except asyncio.CancelledError:
             self._left_behind += 1
+            ended.add_done_callback(self._came_back)
             raise
+
+    def _came_back(self, _: asyncio.Future[Ended]) -> None:
+        self._left_behind -= 1
+
+
+async def _bounded(work: Coroutine[Any, Any, Ended], name: str, timeout_s: float) -> Ended:
+    """Await `work` for at most `timeout_s` seconds; it is cancelled then, and if we are."""
+    task = asyncio.create_task(work, name=f"tool {name}")
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    if not done:
+        await _stop(task)
+        return Ended(error=ToolTimeoutError(f"no answer within {timeout_s:g} s"))
+    return task.result()
 
 
 async def _await(start: Callable[[], Awaitable[Any]]) -> Ended:

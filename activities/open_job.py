@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from pydantic import JsonValue
 from temporalio import activity
 
 from activities.error_map import application_error
-from activities.toolset import load_tool
+from activities.loader import ToolLoader
 from contracts.agent import AgentSpec
 from contracts.error import MusterError
 from contracts.job import OpenJobInput, OpenJobResult
@@ -23,6 +21,7 @@ class OpenJob:
 
     def __init__(self, database: Database) -> None:
         self._contexts = ContextStore(database)
+        self._loader = ToolLoader()
 
     @activity.defn(name=OPEN_JOB)
     async def open_job(self, job: OpenJobInput) -> OpenJobResult:
@@ -40,6 +39,6 @@ class OpenJob:
             return None
         schemas: list[JsonValue] = []
         for ref in agent.tools:
-            tool = await asyncio.to_thread(load_tool, ref)  # imports may take seconds
+            tool = await self._loader.load(ref)
             schemas.append(tool.schema.model_dump(mode="json"))
         return await self._contexts.put_blob(schemas)

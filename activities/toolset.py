@@ -74,13 +74,13 @@ def _import(path: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _broken_import(path, error) from error
+            raise broken_import(path, error) from error
         raise BadInputError(
             f"tool {path!r}: there is no module {error.name!r}",
             hint="is its directory on the tool path of the tool worker, and the name right?",
         ) from error
     except (Exception, SystemExit) as error:
-        raise _broken_import(path, error) from error
+        raise broken_import(path, error) from error
     try:
         function = getattr(module, attribute)
     except AttributeError as error:
@@ -91,7 +91,8 @@ def _import(path: str) -> Callable[..., Any]:
     return _checked(path, function)
 
 
-def _broken_import(path: str, error: BaseException) -> BadInputError:
+def broken_import(path: str, error: BaseException) -> BadInputError:
+    """Return the error for a tool whose module raises `error` when it is imported."""
     return BadInputError(
         f"tool {path!r}: importing its module fails with {type(error).__name__}: {error}",
         hint="run `python -c 'import …'` on that module to see the whole traceback",

@@ -6,8 +6,11 @@ import asyncio
 import concurrent.futures
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, model_serializer
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -232,3 +235,18 @@ async def ignores_cancellation() -> str:
 
 def quotes(n: int) -> str:
     return '"' * n
+
+
+HANGS = threading.Event()
+"""What hangs waits for this."""
+
+
+class _HangsAsText(BaseModel):
+    @model_serializer
+    def _wait(self) -> str:
+        HANGS.wait()
+        return ""
+
+
+def result_that_hangs() -> Any:
+    return _HangsAsText()
