@@ -19,13 +19,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 
 from contracts.error import UnavailableError
 from contracts.job import JobStatus
 from examples.case import Case, cases
-from examples.weather import service as weather
+from examples.weather.launch import running_service
 from muster import exit as way_out
 from muster.agent_file import load_agent
 from muster.cli.view import console, time_table, verdict
@@ -36,7 +35,6 @@ from muster.settings import Settings, load_settings
 from muster.stack.state import locate, running_stack
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVICE_TIMEOUT_S = 20.0
 
 
 def main() -> int:
@@ -44,7 +42,7 @@ def main() -> int:
     settings = load_settings()
     keep = os.environ.get("KEEP", "") not in ("", "0")
     out = console()
-    with _stack(settings, keep=keep), _weather_service():
+    with running_service(), _stack(settings, keep=keep):
         reports = asyncio.run(_run_all(settings, out))
     _print_end(settings, out, reports, keep=keep)
     return 0 if all(report.answer is not None for report in reports) else way_out.FAILED
@@ -124,36 +122,6 @@ def _muster(*arguments: str) -> None:
         raise UnavailableError(
             f"`muster {' '.join(arguments)}` ended with status {status}", hint="muster doctor"
         )
-
-
-@contextlib.contextmanager
-def _weather_service() -> Iterator[None]:
-    """Run the example's weather service, unless one answers already."""
-    url = f"http://{weather.HOST}:{weather.DEFAULT_PORT}/health"
-    if _is_weather_service(url):
-        yield
-        return
-    process = subprocess.Popen([sys.executable, "-m", "examples.weather.service"], cwd=ROOT)
-    try:
-        give_up = time.monotonic() + SERVICE_TIMEOUT_S
-        while not _is_weather_service(url):
-            if process.poll() is not None or time.monotonic() > give_up:
-                raise UnavailableError(
-                    f"the weather service does not answer at {url}",
-                    hint="see what it said above",
-                )
-            time.sleep(0.1)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_weather_service(url: str) -> bool:
-    try:
-        return bool(httpx.get(url, timeout=2.0).json()["service"] == "muster-example-weather")
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return False
 
 
 if __name__ == "__main__":
