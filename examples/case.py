@@ -60,4 +60,4 @@ _CITIES = [
 def _weather(text: str, city: str, day: date) -> Case:
     climate = climates()[city][day.month, day.day]
     wear = clothes(climate.high_c, climate.rain)
-    return Case(WEATHER, text, (city, f"{climate.high_c} °C", wear))
+    return Case(WEATHER, text, (city, f"{climate.high_c} °C, and rain is {climate.rain}.", wear))
