@@ -38,7 +38,6 @@ def running_service() -> Iterator[str]:
         [sys.executable, "-m", "examples.weather.service", "--port", str(port)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
     )
     try:
         _wait_until_up(process, url)
@@ -56,11 +55,10 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not _answers(url):
         if process.poll() is not None:
-            said = process.stderr.read().decode().strip() if process.stderr else ""
             raise UnavailableError(
-                f"the example's weather service did not start: {said.partition(chr(10))[0]}",
-                hint="set MUSTER_EXAMPLE_WEATHER_URL to http://127.0.0.1:PORT with a free port,"
-                " for the stack too if it is up",
+                f"the example's weather service did not start at {url}",
+                hint="if its port is taken, set MUSTER_EXAMPLE_WEATHER_URL to"
+                " http://127.0.0.1:PORT with a free port, for the stack too if it is up",
             )
         if time.monotonic() > deadline:
             raise UnavailableError(
