@@ -47,7 +47,8 @@ def main() -> int:
     out = console()
     with running_service(), _stack(settings, keep=keep):
         reports = asyncio.run(_run_all(settings, out))
-    _print_end(settings, out, reports, keep=keep)
+        out.print(time_table(*reports))
+    _print_link(settings, out, keep=keep)
     return 0 if all(map(_is_answered, reports)) else way_out.FAILED
 
 
@@ -128,8 +129,7 @@ def _print_answer(out: Console, case: Case, report: JobReport) -> None:
     out.print(f"      {' → '.join(calls)}   {report.wall_s:.1f} s\n", markup=False, style="dim")
 
 
-def _print_end(settings: Settings, out: Console, reports: list[JobReport], *, keep: bool) -> None:
-    out.print(time_table(*reports))
+def _print_link(settings: Settings, out: Console, *, keep: bool) -> None:
     ui_url = locate(settings).temporal_ui_url
     link = f"{ui_url}/namespaces/{settings.temporal_namespace}/workflows"
     if running_stack(settings.data_dir):
