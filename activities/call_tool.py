@@ -93,7 +93,7 @@ class CallTool:
             failure.kind is FailureKind.PERMANENT
             and request.tool.on_failure is OnFailure.TELL_MODEL
         ):
-            text = f"error: {failure.text}"
+            text = failure.text if failure.text.startswith("error: ") else f"error: {failure.text}"
             return await self._commit(request, claim, ToolOutcome.ERROR, text, duration_s)
         await self._ledger.fail(request.call.id, claim.attempt, failure.text)
         raise tool_error(failure)
@@ -118,8 +118,8 @@ class CallTool:
             ended = await self._execution.call(tool, arguments, timeout_s)
         if ended.error is not None:
             failure = classify(ended.error)
-            if failure.kind is FailureKind.PERMANENT:
-                _log.error("tool %r failed: %s", name, trace(ended.error))
+            level = logging.ERROR if failure.kind is FailureKind.PERMANENT else logging.WARNING
+            _log.log(level, "tool %r failed (%s): %s", name, failure.kind, trace(ended.error))
             return failure
         try:
             return await asyncio.to_thread(render, name, ended.value, request.tool.max_result_bytes)

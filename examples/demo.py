@@ -28,7 +28,7 @@ from examples.case import Case, cases
 from examples.weather.launch import running_service
 from muster import exit as way_out
 from muster.agent_file import load_agent
-from muster.cli.view import console, printable, time_table, verdict
+from muster.cli.view import call_text, console, printable, time_table, verdict
 from muster.connection import connect
 from muster.job import Jobs
 from muster.report import JobReport
@@ -125,8 +125,14 @@ def _print_answer(out: Console, case: Case, report: JobReport) -> None:
         mark, said = "[red]ended[/]", " ".join(verdict(report))
     out.print(f"{mark} [bold]{case.input}[/]", soft_wrap=True)
     out.print(f"      {said.strip()}", markup=False, soft_wrap=True)
-    calls = [f"{tool.tool}{tool.arguments}" for row in report.rows for tool in row.tools]
-    out.print(f"      {' → '.join(calls)}   {report.wall_s:.1f} s\n", markup=False, style="dim")
+    tools = [tool for row in report.rows for tool in row.tools]
+    calls = [call_text(tool.tool, tool.arguments) for tool in tools]
+    out.print(
+        f"      {' → '.join(calls)}   {report.wall_s:.1f} s\n",
+        markup=False,
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def _print_link(settings: Settings, out: Console, *, keep: bool) -> None:
