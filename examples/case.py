@@ -59,5 +59,5 @@ _CITIES = [
 
 def _weather(text: str, city: str, day: date) -> Case:
     climate = climates()[city][day.month, day.day]
-    wear = clothes(climate.high_c, climate.rain)
-    return Case(WEATHER, text, (city, f"{climate.high_c} °C, and rain is {climate.rain}.", wear))
+    wear = clothes(climate.high_c, climate.sky)
+    return Case(WEATHER, text, (city, f"{climate.high_c} °C and {climate.sky}.", wear))

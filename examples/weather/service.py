@@ -28,9 +28,9 @@ from starlette.routing import Route
 CLIMATE = Path(__file__).parent / "climate.csv"
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8377
-RARE_BELOW_PERCENT = 15
-LIKELY_FROM_PERCENT = 33
-Rain = Literal["rare", "possible", "likely"]
+DRY_BELOW_PERCENT = 15
+WET_FROM_PERCENT = 33
+Sky = Literal["dry", "unsettled", "wet"]
 SERVICE = "muster-example-weather"
 
 
@@ -42,11 +42,11 @@ class Climate(NamedTuple):
     wet_days_percent: int
 
     @property
-    def rain(self) -> Rain:
+    def sky(self) -> Sky:
         """How likely rain or snow is, in one word."""
-        if self.wet_days_percent < RARE_BELOW_PERCENT:
-            return "rare"
-        return "possible" if self.wet_days_percent < LIKELY_FROM_PERCENT else "likely"
+        if self.wet_days_percent < DRY_BELOW_PERCENT:
+            return "dry"
+        return "unsettled" if self.wet_days_percent < WET_FROM_PERCENT else "wet"
 
 
 @cache
@@ -82,7 +82,7 @@ async def forecast(request: Request) -> JSONResponse:
                     "city": city,
                     "date": day.isoformat(),
                     **climate._asdict(),
-                    "rain": climate.rain,
+                    "sky": climate.sky,
                 }
             )
     known = ", ".join(climates())

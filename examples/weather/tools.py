@@ -16,7 +16,7 @@ DEFAULT_URL = "http://127.0.0.1:8377"
 TIMEOUT_S = 10.0
 
 City = Literal["Brussels", "Cambridge", "Cordoba", "Hyderabad", "New York", "Seattle", "Tunis"]
-Rain = Literal["rare", "possible", "likely"]
+Sky = Literal["dry", "unsettled", "wet"]
 
 CLOTHES = (
     (6, "a warm coat and gloves"),
@@ -41,17 +41,17 @@ async def forecast(city: City) -> str:
         raise LookupError(response.json()["error"])
     response.raise_for_status()
     day = response.json()
-    return f"Tomorrow in {day['city']} it will be {day['high_c']} °C, and rain is {day['rain']}."
+    return f"Tomorrow in {day['city']} it will be {day['high_c']} °C and {day['sky']}."
 
 
-def clothes(high: int, rain: Rain) -> str:
+def clothes(high: int, sky: Sky) -> str:
     """Get what to wear.
 
     Args:
         high: the day's high in °C
-        rain: how likely rain is
+        sky: whether it will be dry, unsettled or wet
     """
     what = next((what for limit_c, what in CLOTHES if high < limit_c), None)
     if what is None:
         raise ValueError(f"{high} °C is no weather on Earth")
-    return f"Wear {what}{', and take an umbrella' if rain == 'likely' else ''}."
+    return f"Wear {what}{', and take an umbrella' if sky == 'wet' else ''}."

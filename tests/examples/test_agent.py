@@ -56,7 +56,7 @@ def test_examples_of_documents_show_what_the_tools_say() -> None:
 def test_examples_of_weather_show_what_the_tools_say_on_some_day() -> None:
     agent = load_agent(ROOT / WEATHER, [ROOT])
     said = {
-        f"Tomorrow in {city} it will be {climate.high_c} °C, and rain is {climate.rain}."
+        f"Tomorrow in {city} it will be {climate.high_c} °C and {climate.sky}."
         for city, days in climates().items()
         for climate in days.values()
     }
