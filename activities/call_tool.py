@@ -119,7 +119,7 @@ class CallTool:
         if ended.error is not None:
             failure = classify(ended.error)
             level = logging.ERROR if failure.kind is FailureKind.PERMANENT else logging.WARNING
-            _log.log(level, "tool %r failed (%s): %s", name, failure.kind, trace(ended.error))
+            _log.log(level, "tool %r failed: %s", name, trace(ended.error))
             return failure
         try:
             return await asyncio.to_thread(render, name, ended.value, request.tool.max_result_bytes)
