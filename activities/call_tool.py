@@ -93,7 +93,7 @@ class CallTool:
             failure.kind is FailureKind.PERMANENT
             and request.tool.on_failure is OnFailure.TELL_MODEL
         ):
-            text = f"error: {failure.text}"
+            text = failure.text if failure.text.startswith("error: ") else f"error: {failure.text}"
             return await self._commit(request, claim, ToolOutcome.ERROR, text, duration_s)
         await self._ledger.fail(request.call.id, claim.attempt, failure.text)
         raise tool_error(failure)
@@ -123,8 +123,9 @@ class CallTool:
             text: str = ended.value
             return text
         failure = classify(ended.error)
-        if failure.kind is FailureKind.PERMANENT and not isinstance(ended.error, MusterError):
-            _log.error("tool %r failed: %s", name, trace(ended.error))
+        if not isinstance(ended.error, MusterError):
+            level = logging.ERROR if failure.kind is FailureKind.PERMANENT else logging.WARNING
+            _log.log(level, "tool %r failed: %s", name, trace(ended.error))
         return failure
 
     async def _commit(

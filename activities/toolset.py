@@ -77,7 +77,8 @@ def _import(path: str) -> Callable[..., Any]:
             raise broken_import(path, error) from error
         raise BadInputError(
             f"tool {path!r}: there is no module {error.name!r}",
-            hint="is its directory on the tool path of the tool worker, and the name right?",
+            hint="tools are looked for where `muster up` was started: start it beside the module, "
+            "or list its directory in MUSTER_TOOL_PATH before `muster up`",
         ) from error
     except (Exception, SystemExit) as error:
         raise broken_import(path, error) from error

@@ -1,4 +1,8 @@
-"""The demo's jobs, and the facts that tell a right answer from a wrong one."""
+"""The demo's jobs, and the facts that tell a right answer from a wrong one.
+
+A test checks the facts of documents against the documents; those of the weather are computed from
+the data that the service serves.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +36,28 @@ def cases(today: date) -> list[Case]:
 
 
 _FROM_DOCUMENTS = [
-    Case(DOCUMENTS, "What is the highest point in Bolivia?", ("bolivia/elevation", "Sajama")),
-    Case(DOCUMENTS, "What is the capital of Madagascar?", ("madagascar/capital", "Antananarivo")),
-    Case(DOCUMENTS, "What is the climate of Fiji like?", ("fiji/climate", "tropical")),
-    Case(DOCUMENTS, "What is the climate of Mongolia like?", ("mongolia/climate", "desert")),
-    Case(DOCUMENTS, "When did Finland become independent?", ("finland/independence", "1917")),
-    Case(DOCUMENTS, "How long is the coastline of Iceland?", ("iceland/coastline", "4,970 km")),
-    Case(DOCUMENTS, "Which languages are spoken in Malta?", ("malta/languages", "Maltese")),
-    Case(
-        DOCUMENTS,
-        "What is the national symbol of Kenya?",
-        ("kenya/national-symbols", "lion"),
-    ),
+    Case(DOCUMENTS, "What is the highest point in Bolivia?", ("bolivia.md", "Nevado Sajama")),
+    Case(DOCUMENTS, "What is the capital of Bhutan?", ("bhutan.md", "Thimphu")),
+    Case(DOCUMENTS, "When did Finland become independent?", ("finland.md", "6 December 1917")),
+    Case(DOCUMENTS, "What does Chile export?", ("chile.md", "copper")),
+    Case(DOCUMENTS, "Which countries border Switzerland?", ("switzerland.md", "Liechtenstein")),
+    Case(DOCUMENTS, "What is the climate of Mongolia like?", ("mongolia.md", "desert")),
+    Case(DOCUMENTS, "How long is the coastline of Iceland?", ("iceland.md", "4,970 km")),
+    Case(DOCUMENTS, "What is the national holiday of Peru?", ("peru.md", "28-29 July")),
 ]
 
 _CITIES = [
     ("What is the weather tomorrow in Brussels, and what should I wear?", "Brussels"),
-    ("What is the weather tomorrow in Cambridge, and what should I wear?", "Cambridge"),
-    ("How is the weather tomorrow in Cordoba, and what to wear?", "Cordoba"),
     ("What will the weather be in Seattle tomorrow, and what should I wear?", "Seattle"),
+    ("How is the weather tomorrow in Cordoba, and what to wear?", "Cordoba"),
+    ("I am in Hyderabad tomorrow. What will the weather be, and what should I wear?", "Hyderabad"),
     ("What should I wear in Tunis tomorrow?", "Tunis"),
     ("I travel to New York tomorrow. What should I pack?", "New York"),
+    ("What is the weather tomorrow in Cambridge, and what should I wear?", "Cambridge"),
 ]
 
 
 def _weather(text: str, city: str, day: date) -> Case:
     climate = climates()[city][day.month, day.day]
-    wear = clothes(climate.high_c, climate.rain).rstrip(".")
-    return Case(WEATHER, text, (city, f"high {climate.high_c} °C", wear))
+    wear = clothes(climate.high_c, climate.sky)
+    return Case(WEATHER, text, (city, f"{climate.high_c} °C and {climate.sky}.", wear))

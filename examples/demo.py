@@ -16,27 +16,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Self
 
-import httpx
 from rich.console import Console
+from rich.text import Text
 
 from contracts.error import UnavailableError
-from contracts.job import JobStatus
 from examples.case import Case, cases
-from examples.weather import service as weather
+from examples.weather.launch import running_service
 from muster import exit as way_out
 from muster.agent_file import load_agent
-from muster.cli.view import console, time_table, verdict
+from muster.cli.view import call_text, console, printable, time_table, verdict
 from muster.connection import connect
-from muster.job import JobEndedError, Jobs
+from muster.job import Jobs
 from muster.report import JobReport
 from muster.settings import Settings, load_settings
 from muster.stack.state import locate, running_stack
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVICE_TIMEOUT_S = 20.0
+LOOK_EVERY = timedelta(seconds=1)
+"""How often the live line asks each job what it does."""
 
 
 def main() -> int:
@@ -44,10 +45,11 @@ def main() -> int:
     settings = load_settings()
     keep = os.environ.get("KEEP", "") not in ("", "0")
     out = console()
-    with _stack(settings, keep=keep), _weather_service():
+    with running_service(), _stack(settings, keep=keep):
         reports = asyncio.run(_run_all(settings, out))
-    _print_end(settings, out, reports, keep=keep)
-    return 0 if all(report.answer is not None for report in reports) else way_out.FAILED
+        out.print(time_table(*reports))
+    _print_link(settings, out, keep=keep)
+    return 0 if all(map(_is_answered, reports)) else way_out.FAILED
 
 
 async def _run_all(settings: Settings, out: Console) -> list[JobReport]:
@@ -58,16 +60,19 @@ async def _run_all(settings: Settings, out: Console) -> list[JobReport]:
     agents = {file: load_agent(ROOT / file, [ROOT]) for file in {case.agent for case in chosen}}
     begun = time.monotonic()
     ids = [await jobs.start(agents[case.agent], case.input, model=model) for case in chosen]
-    out.print(f"{len(ids)} jobs started\n")
+    out.print(f"{len(ids)} jobs started, on {model}\n")
+    with Live(out, len(ids)) as live:
 
-    async def finish(case: Case, job_id: str) -> JobReport:
-        with contextlib.suppress(JobEndedError):
-            await jobs.result(job_id)
-        report = await jobs.report(job_id)
-        _print_answer(out, case, report)
-        return report
+        async def finish(case: Case, job_id: str) -> JobReport:
+            async with contextlib.aclosing(jobs.progress(job_id, every=LOOK_EVERY)) as progress:
+                async for now in progress:
+                    live.show(now.doing)
+            report = await jobs.report(job_id)
+            live.end()
+            _print_answer(out, case, report)
+            return report
 
-    reports = await asyncio.gather(*map(finish, chosen, ids))
+        reports = await asyncio.gather(*map(finish, chosen, ids))
     sizes = [row.step.cohort_size for r in reports for row in r.rows if row.step]
     sizes = [size for size in sizes if size]
     # Each cohort of n steps is told by n steps, so 1/n of each sums to the number of cohorts.
@@ -81,20 +86,56 @@ async def _run_all(settings: Settings, out: Console) -> list[JobReport]:
     return list(reports)
 
 
+class Live:
+    """In a terminal, one line that says how many jobs have ended and what one of them does now."""
+
+    def __init__(self, out: Console, jobs: int) -> None:
+        self._status = out.status("") if out.is_terminal else None
+        self._jobs, self._ended = jobs, 0
+
+    def __enter__(self) -> Self:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def show(self, doing: str) -> None:
+        """Say what a job does now."""
+        if self._status:
+            line = f"{self._ended} of {self._jobs} jobs have ended; one: {doing}"
+            self._status.update(Text(line, no_wrap=True, overflow="ellipsis"))
+
+    def end(self) -> None:
+        """Count a job that has ended."""
+        self._ended += 1
+
+
+def _is_answered(report: JobReport) -> bool:
+    return report.answer is not None and report.answer.strip() != ""
+
+
 def _print_answer(out: Console, case: Case, report: JobReport) -> None:
-    if report.status is JobStatus.COMPLETED and report.answer is not None:
+    if report.answer is not None and _is_answered(report):
         mark = "[green]ok   [/]" if case.holds(report.answer) else "[yellow]wrong[/]"
-        said = report.answer
+        said = printable(report.answer)
     else:
         mark, said = "[red]ended[/]", " ".join(verdict(report))
     out.print(f"{mark} [bold]{case.input}[/]", soft_wrap=True)
     out.print(f"      {said.strip()}", markup=False, soft_wrap=True)
-    calls = [f"{tool.tool}{tool.arguments}" for row in report.rows for tool in row.tools]
-    out.print(f"      {' → '.join(calls)}   {report.wall_s:.1f} s\n", markup=False, style="dim")
+    tools = [tool for row in report.rows for tool in row.tools]
+    calls = [call_text(tool.tool, tool.arguments) for tool in tools]
+    out.print(
+        f"      {' → '.join(calls)}   {report.wall_s:.1f} s\n",
+        markup=False,
+        style="dim",
+        soft_wrap=True,
+    )
 
 
-def _print_end(settings: Settings, out: Console, reports: list[JobReport], *, keep: bool) -> None:
-    out.print(time_table(*reports))
+def _print_link(settings: Settings, out: Console, *, keep: bool) -> None:
     ui_url = locate(settings).temporal_ui_url
     link = f"{ui_url}/namespaces/{settings.temporal_namespace}/workflows"
     if running_stack(settings.data_dir):
@@ -124,36 +165,6 @@ def _muster(*arguments: str) -> None:
         raise UnavailableError(
             f"`muster {' '.join(arguments)}` ended with status {status}", hint="muster doctor"
         )
-
-
-@contextlib.contextmanager
-def _weather_service() -> Iterator[None]:
-    """Run the example's weather service, unless one answers already."""
-    url = f"http://{weather.HOST}:{weather.DEFAULT_PORT}/health"
-    if _is_weather_service(url):
-        yield
-        return
-    process = subprocess.Popen([sys.executable, "-m", "examples.weather.service"], cwd=ROOT)
-    try:
-        give_up = time.monotonic() + SERVICE_TIMEOUT_S
-        while not _is_weather_service(url):
-            if process.poll() is not None or time.monotonic() > give_up:
-                raise UnavailableError(
-                    f"the weather service does not answer at {url}",
-                    hint="see what it said above",
-                )
-            time.sleep(0.1)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_weather_service(url: str) -> bool:
-    try:
-        return bool(httpx.get(url, timeout=2.0).json()["service"] == "muster-example-weather")
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return False
 
 
 if __name__ == "__main__":

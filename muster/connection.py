@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import cache
 
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 
 from contracts.error import UnavailableError
 from muster import telemetry
 from muster.settings import Settings
 from muster.stack.state import locate
+
+
+@cache
+def _runtime() -> Runtime:
+    """Return the SDK's runtime, quiet: a retried call is no news to a person."""
+    errors_only = TelemetryFilter(core_level="ERROR", other_level="ERROR")
+    return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=errors_only)))
 
 
 def identity(role: str) -> str:
@@ -38,6 +47,7 @@ async def connect_to(address: str, namespace: str = "default", *, role: str = "c
             data_converter=pydantic_data_converter,
             plugins=telemetry.plugins(),
             identity=identity(role),
+            runtime=_runtime(),
         )
     except RuntimeError as error:
         raise UnavailableError(

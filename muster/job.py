@@ -56,7 +56,7 @@ TIMEOUT_GRACE = timedelta(hours=1)
 QUERY_TIMEOUT = timedelta(seconds=2)
 """How long a progress query waits for an agent worker."""
 
-OUTAGE_LIMIT = timedelta(minutes=10)
+OUTAGE_LIMIT = timedelta(minutes=2)
 """How long one who watches a job waits for a Temporal server that does not answer."""
 
 _NO_WORKER = "waiting for an agent worker"

@@ -268,7 +268,8 @@ class AgentWorkflow:
                     **option.call_tool_options(self._job, tool, self._remaining()),
                 )
             except ActivityError as error:
-                if reschedules == 0 or not failure.lost_its_worker(error):
+                is_unwanted = workflow.cancellation_reason() is not None
+                if is_unwanted or reschedules == 0 or not failure.lost_its_worker(error):
                     raise
                 reschedules -= 1
             else:

@@ -60,7 +60,7 @@ def _nothing_offered(agent: AgentSpec, state: JobState) -> NothingOfferedError:
     return NothingOfferedError(
         f"agent {agent.name!r} can go on no further: its answer waits for "
         f"{', '.join(missing)}, and no tool may be called ({'; '.join(causes)})",
-        hint="raise `max_calls`, or change `after` or `answer_after` in the agent file",
+        hint="raise `max_calls` (failed calls count too), or change `after` or `answer_after`",
     )
 
 

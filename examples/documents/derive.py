@@ -134,7 +134,8 @@ def _entry_text(entry: dict[str, Any]) -> str:
 
 def _plain(markup: str) -> str:
     """Return HTML as plain text, runs of white space as one space."""
-    without_tags = re.sub(r"<[^>]+>", " ", markup)
+    with_breaks = re.sub(r"</?(?:br|p|li|ul|div)\b[^>]*>", " ", markup)
+    without_tags = re.sub(r"<[^>]+>", "", with_breaks)
     return re.sub(r"\s+", " ", html.unescape(without_tags)).strip()
 
 

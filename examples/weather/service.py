@@ -17,7 +17,7 @@ import sys
 from datetime import date, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,11 +25,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from examples.weather.tools import Rain
-
 CLIMATE = Path(__file__).parent / "climate.csv"
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8377
+DRY_BELOW_PERCENT = 15
+WET_FROM_PERCENT = 33
+Sky = Literal["dry", "unsettled", "wet"]
+SERVICE = "muster-example-weather"
 
 
 class Climate(NamedTuple):
@@ -40,11 +42,11 @@ class Climate(NamedTuple):
     wet_days_percent: int
 
     @property
-    def rain(self) -> Rain:
+    def sky(self) -> Sky:
         """How likely rain or snow is, in one word."""
-        if self.wet_days_percent < 15:
-            return "unlikely"
-        return "possible" if self.wet_days_percent < 33 else "likely"
+        if self.wet_days_percent < DRY_BELOW_PERCENT:
+            return "dry"
+        return "unsettled" if self.wet_days_percent < WET_FROM_PERCENT else "wet"
 
 
 @cache
@@ -59,16 +61,17 @@ def climates() -> dict[str, dict[tuple[int, int], Climate]]:
     return cities
 
 
+def tomorrow() -> date:
+    """Return the day after today, where this program runs."""
+    return datetime.now().astimezone().date() + timedelta(days=1)
+
+
 async def forecast(request: Request) -> JSONResponse:
     """Answer `GET /forecast?city=NAME[&date=YYYY-MM-DD]`; the date is tomorrow if not given."""
     asked = request.query_params.get("city", "").strip()
     day_text = request.query_params.get("date")
     try:
-        day = (
-            date.fromisoformat(day_text)
-            if day_text
-            else datetime.now().astimezone().date() + timedelta(days=1)
-        )
+        day = date.fromisoformat(day_text) if day_text else tomorrow()
     except ValueError:
         return JSONResponse({"error": f"date {day_text!r} is not YYYY-MM-DD"}, status_code=422)
     for city, days in climates().items():
@@ -79,7 +82,7 @@ async def forecast(request: Request) -> JSONResponse:
                     "city": city,
                     "date": day.isoformat(),
                     **climate._asdict(),
-                    "rain": climate.rain,
+                    "sky": climate.sky,
                 }
             )
     known = ", ".join(climates())
@@ -90,7 +93,7 @@ async def forecast(request: Request) -> JSONResponse:
 
 async def health(request: Request) -> JSONResponse:
     """Answer `GET /health`; `service` tells a client that the right program holds the port."""
-    return JSONResponse({"service": "muster-example-weather", "cities": sorted(climates())})
+    return JSONResponse({"service": SERVICE, "cities": sorted(climates())})
 
 
 app = Starlette(routes=[Route("/forecast", forecast), Route("/health", health)])

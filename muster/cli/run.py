@@ -136,7 +136,8 @@ def _print_report(report: JobReport, link: str) -> None:
     out = console()
     if report.answer is not None:
         typer.echo(printable(report.answer))
-    out.print(time_table(report))
+    if report.rows:
+        out.print(time_table(report))
     if link:
         out.print(link, soft_wrap=True)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from pydantic import JsonValue
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from contracts.job import JobStatus, StopReason
-from contracts.message import ToolCall
 from contracts.tool import ToolOutcome
 from muster.duration import show_duration
 from muster.job_row import JobRow
@@ -225,6 +225,7 @@ class _Line:
 def _step_line(turn: int, step: StepRow) -> _Line:
     usage = step.usage
     tokens = f"{usage.prompt_tokens:,} ({usage.cached_tokens:,}) → {usage.completion_tokens:,}"
+    calls = ", ".join(call_text(call.tool, call.arguments) for call in step.tool_calls)
     return _Line(
         turn=str(turn),
         what="LLM step",
@@ -232,7 +233,7 @@ def _step_line(turn: int, step: StepRow) -> _Line:
         tokens=tokens if step.time else "",
         seconds=f"{step.total_s:.2f}",
         tries=str(step.attempts or ""),
-        came_to=_preview(", ".join(map(_call_text, step.tool_calls)) or step.content or ""),
+        came_to=_preview(calls or step.content or ""),
         failure=_preview(step.failure or ""),
     )
 
@@ -256,11 +257,10 @@ def _state(state: str) -> Text:
     return Text(state, style=styles.get(state, "red"))
 
 
-def _call_text(call: ToolCall) -> str:
-    arguments = (
-        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items()
-    )
-    return f"{call.tool}({', '.join(arguments)})"
+def call_text(tool: str, arguments: Mapping[str, JsonValue]) -> str:
+    """Return a tool call as one writes it: `search(query="coat")`."""
+    given = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return f"{tool}({', '.join(given)})"
 
 
 def _preview(text: str) -> str:

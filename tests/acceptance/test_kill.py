@@ -9,6 +9,8 @@ from tests.acceptance.conftest import Stage
 from tests.inference_service.harness import until
 from tests.stack.command_line import kill
 
+pytestmark = pytest.mark.timeout(600)
+
 JOBS = 8
 PARTS = ("agents", "tools", "inference", "temporal", "postgres")
 

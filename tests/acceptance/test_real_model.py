@@ -13,7 +13,7 @@ from tests.acceptance.conftest import Stage
 from tests.acceptance.test_kill import kill_part
 from tests.inference_service.harness import until
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TALKER = AgentSpec(
     name="talker",

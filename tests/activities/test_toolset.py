@@ -105,7 +105,7 @@ def test_wrong_arguments_say_what_was_expected(arguments: dict[str, Any], words:
 @pytest.mark.parametrize(
     ("path", "message", "hint"),
     [
-        ("no_such_package.tool:f", "there is no module 'no_such_package'", "tool path"),
+        ("no_such_package.tool:f", "there is no module 'no_such_package'", "MUSTER_TOOL_PATH"),
         ("tests.activities.nowhere:f", "there is no module 'tests.activities.nowhere'", ""),
         (f"{GOOD}:frcast", "has no 'frcast'", "it has: forecast, "),
         (f"{BAD}:not_callable", "is not a function but of type int", "name a function"),

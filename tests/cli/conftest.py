@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from temporalio.client import Client
@@ -13,24 +12,24 @@ from temporalio.service import RPCError
 
 from contracts.error import MusterError
 from contracts.name import AGENT_WORKFLOW
-from muster.connection import connect_to
 from muster.stack.namespace import check_namespace, prepare_namespace
 from tests.cli.stage import DEADLINE_S, CommandLine, Stage
+from tests.stack.new_namespace import new_namespace
 
 
 @pytest.fixture(scope="session")
 async def cli_client(temporal_address: str) -> Client:
     """A client of a namespace that no other test uses."""
-    client = await connect_to(temporal_address, f"cli-{uuid4().hex[:8]}", role="test")
+    client = await new_namespace(temporal_address, "cli")
+    await prepare_namespace(client)
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
-                await prepare_namespace(client)
                 await check_namespace(client)
                 await client.count_workflows(f"WorkflowType = '{AGENT_WORKFLOW}'")
                 return client
             except (RPCError, MusterError):
-                continue  # a new namespace is known to all parts of the server after a moment
+                await asyncio.sleep(0.1)  # new attributes are known to all after a moment
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
-from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, RegisterNamespaceRequest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
 from contracts.error import BadInputError, UnavailableError
@@ -18,32 +17,13 @@ from muster.connection import connect_to
 from muster.stack.namespace import RETENTION, check_namespace, prepare_namespace
 from muster.stack.port import free_port
 from tests.stack.command_line import CommandLine
+from tests.stack.new_namespace import new_namespace
 
 
 @pytest_asyncio.fixture
-async def fresh(temporal_address: str, temporal_client: Client) -> Client:
+async def fresh(temporal_address: str) -> Client:
     """Return a client of a new namespace that nobody has prepared."""
-    name = f"fresh-{uuid4().hex[:8]}"
-    request = RegisterNamespaceRequest(namespace=name)
-    request.workflow_execution_retention_period.FromSeconds(86_400)
-    await temporal_client.workflow_service.register_namespace(request)
-    client = await connect_to(temporal_address, name)
-    await _until_known(client)
-    return client
-
-
-async def _until_known(client: Client) -> None:
-    """Wait until the server's cache has learned of the namespace."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                await check_namespace(client)
-            except UnavailableError:
-                await asyncio.sleep(0.1)
-            except BadInputError as error:
-                if "does not exist" not in error.message:
-                    return
-                await asyncio.sleep(0.1)
+    return await new_namespace(temporal_address, "fresh")
 
 
 async def test_namespace_is_prepared_once_and_for_all(fresh: Client) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
+from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, CancelledError
@@ -15,6 +17,7 @@ from contracts.name import SEARCH_STATE
 from contracts.tool import CallToolInput, CallToolResult
 from tests.workflows.peer import STEP_USAGE, Gate, calls, opens, returns, says
 from tests.workflows.stage import JobHandle, Stage, agent, current_details, progress, tool, within
+from workflows import option
 
 SEARCH = calls(("search", {}))
 
@@ -171,3 +174,21 @@ async def test_cancel_before_the_job_has_begun(stage: Stage) -> None:
     await stage.start_agent_worker()
     await cancel_has_ended(handle)
     assert script.steps == []
+
+
+async def test_a_cancelled_call_whose_worker_is_lost_is_not_made_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(option, "HEARTBEAT_TIMEOUT", timedelta(seconds=1))
+    called = asyncio.Event()
+
+    async def silent(call: CallToolInput) -> CallToolResult:
+        called.set()
+        activity.raise_complete_async()
+
+    handle, script = await stage.start(
+        agent(tool("search", retry={"max_attempts": 3})), SEARCH, tools={"search": silent}
+    )
+    await within(called.wait())
+    await cancel(handle)
+    assert len(script.tool_calls) == 1
