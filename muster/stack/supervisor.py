@@ -40,6 +40,9 @@ PART_NAMES = ("temporal", "postgres", "inference", "agents", "tools")
 LAST_WAIT_S = 5.0
 """A killed process that is not gone after this sits in the kernel; nobody can help that."""
 
+LATE_S = 1.0
+"""Pause before the state file is tried again when it could not be written."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -64,6 +67,7 @@ class Supervisor:
         self._phase = StackPhase.STARTING
         self._stop = asyncio.Event()
         self._stops = 0
+        self._late: asyncio.TimerHandle | None = None
         self._temporal = TemporalPart(
             port=settings.temporal_port,
             ui_port=settings.temporal_ui_port,
@@ -223,9 +227,23 @@ class Supervisor:
         self._publish()
 
     def _publish(self) -> None:
+        """Show the stack as it is; what cannot be shown now (a full disk) is shown later.
+
+        Never raises OSError: whoever keeps a part up calls this, and must go on.
+        """
+        if self._late:
+            self._late.cancel()
+            self._late = None
         record = self.record()
-        write_record(self._settings.data_dir, record)
-        self._changed(record)
+        try:
+            write_record(self._settings.data_dir, record)
+        except OSError as error:
+            _logger.warning("stack.json cannot be written: %s", error)
+            self._late = asyncio.get_running_loop().call_later(LATE_S, self._publish)
+        try:
+            self._changed(record)
+        except OSError as error:  # the terminal is gone
+            _logger.warning("progress cannot be shown: %s", error)
 
 
 def check_only(only: Collection[str]) -> None:
