@@ -8,6 +8,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -16,7 +17,9 @@ from contracts.error import BadInputError
 
 ENV_PREFIX = "MUSTER_"
 
-Port = Annotated[int, Field(ge=1, le=65_535)]
+MAX_PORT = 65_535
+
+Port = Annotated[int, Field(ge=1, le=MAX_PORT)]
 
 
 def _seconds(value: object) -> object:
@@ -25,6 +28,11 @@ def _seconds(value: object) -> object:
         with contextlib.suppress(ValueError):
             return float(value)
     return value
+
+
+def _is_host(text: str) -> bool:
+    """Tell whether text may be a host's name or address; one of IPv6 stands in brackets."""
+    return bool(re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", text))
 
 
 Duration = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
@@ -105,6 +113,26 @@ class Settings(BaseSettings):
     @classmethod
     def _data_dir_is_absolute(cls, value: Path) -> Path:
         return value.expanduser().resolve()
+
+    @field_validator("temporal_address")
+    @classmethod
+    def _is_host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value and not (_is_host(host) and port.isdecimal() and 1 <= int(port) <= MAX_PORT):
+            raise ValueError("it should be host:port, as in localhost:7233")
+        return value
+
+    @field_validator("inference_url")
+    @classmethod
+    def _is_http_url(cls, value: str) -> str:
+        try:
+            url = urlsplit(value)
+            is_good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            is_good = False
+        if value and not is_good:
+            raise ValueError("it should be a URL, as in http://localhost:8100")
+        return value
 
     @field_validator("tool_path", mode="before")
     @classmethod

@@ -52,6 +52,13 @@ def test_child_reads_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("MUSTER_TEMPORAL_UI_PORT", "7233", "settings: ports must differ"),
         ("MUSTER_MODEL_NAME", "a b", "MUSTER_MODEL_NAME is 'a b': "),
         ("MUSTER_START_TIMEOUT", "soon", "MUSTER_START_TIMEOUT is 'soon': "),
+        ("MUSTER_TEMPORAL_ADDRESS", ":::", "MUSTER_TEMPORAL_ADDRESS is ':::': it should be host"),
+        ("MUSTER_TEMPORAL_ADDRESS", "temporal", "MUSTER_TEMPORAL_ADDRESS is 'temporal': "),
+        ("MUSTER_TEMPORAL_ADDRESS", "http://t:1", "MUSTER_TEMPORAL_ADDRESS is 'http://t:1': "),
+        ("MUSTER_TEMPORAL_ADDRESS", "t:65536", "MUSTER_TEMPORAL_ADDRESS is 't:65536': "),
+        ("MUSTER_INFERENCE_URL", "http://i:abc", "MUSTER_INFERENCE_URL is 'http://i:abc': it sho"),
+        ("MUSTER_INFERENCE_URL", "i:8100", "MUSTER_INFERENCE_URL is 'i:8100': "),
+        ("MUSTER_INFERENCE_URL", "http://[i", "MUSTER_INFERENCE_URL is 'http://[i': "),
     ],
 )
 def test_wrong_value_is_named(
@@ -62,6 +69,13 @@ def test_wrong_value_is_named(
         load_settings()
     assert raised.value.message.startswith(said)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("address", ["temporal:7233", "10.0.0.1:1", "[::1]:7233", "a.b-c_d:65535"])
+def test_addresses_of_servers_are_understood(address: str) -> None:
+    assert load_settings(temporal_address=address).temporal_address == address
+    url = f"https://{address}/path"
+    assert load_settings(inference_url=url).inference_url == url
 
 
 def test_seconds_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
