@@ -134,7 +134,7 @@ def _model(
 def _check_type(path: str, name: str, annotation: Any) -> None:
     try:
         TypeAdapter(annotation).json_schema()
-    except (PydanticUserError, TypeError) as error:
+    except Exception as error:  # pydantic has many, and a type may have methods of its own
         shown = getattr(annotation, "__qualname__", None) or _short(annotation)
         raise _bad(
             path,

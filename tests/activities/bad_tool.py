@@ -66,6 +66,16 @@ def nan_default(x: float = math.nan) -> str:
     return str(x)
 
 
+class _RefusesSchema:
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        raise AssertionError("no schema")
+
+
+def refuses_schema(x: _RefusesSchema) -> str:
+    return str(x)
+
+
 def function_argument(x: Callable[[], int]) -> str:
     return str(x)
 

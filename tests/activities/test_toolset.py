@@ -121,6 +121,7 @@ def test_wrong_arguments_say_what_was_expected(arguments: dict[str, Any], words:
         ),
         (f"{BAD}:bad_default", "the default of parameter 'x' is not JSON: <", "plain value"),
         (f"{BAD}:nan_default", "the default of parameter 'x' is not JSON: nan", "plain value"),
+        (f"{BAD}:refuses_schema", "'x' has a type that JSON cannot carry: _RefusesSchema", ""),
         (f"{BAD}:function_argument", "parameter 'x' has a type that JSON cannot carry: ", ""),
         (f"{BAD}:unresolved", "type hints cannot be resolved", "importable"),
         (f"{BAD}:key_of_wrong_type", "must be annotated `str`", ""),
