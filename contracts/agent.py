@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, StringConstraints, field_validator, model
 from contracts.limit import (
     HARD_TOOL_RESULT_BYTES,
     MAX_PARALLEL_TOOL_CALLS,
+    MAX_SEED,
     MAX_TOOL_RESULT_BYTES,
     MAX_TOOLS,
 )
@@ -86,7 +87,7 @@ class Sampling(Frozen):
 
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    seed: int | None = 0
+    seed: int | None = Field(0, ge=0, le=MAX_SEED)
     max_tokens: int = Field(256, ge=1, le=32_768)
 
 

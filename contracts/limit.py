@@ -20,3 +20,6 @@ MAX_PARALLEL_TOOL_CALLS = 32
 
 MAX_STEP_FAILURES = 3
 """Typed failures of one LLM step (stall, invalid output) before it fails for good."""
+
+MAX_SEED = 2**32 - 1
+"""Seed of an agent's sampling; engines keep it in 64 bits, and a repaired sample adds to it."""

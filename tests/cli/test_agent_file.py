@@ -114,6 +114,7 @@ def test_text_stays_text_whatever_yaml_would_make_of_it() -> None:
         (HEAD + "limits: {max_turns: 2.5}", 3, "expected a whole number, got '2.5'", ""),
         (HEAD + "limits: hot", 3, "limits: expected a mapping", "key: value"),
         (HEAD + "sampling:\n  temperature: 3", 4, "expected at most 2.0, got 3.0", ""),
+        (HEAD + "sampling: {seed: 99999999999999999999}", 3, "expected at most 4294967295", ""),
         (HEAD + "sampling:\n  temperature: .nan", 4, "expected a number, got '.nan'", ""),
         (HEAD + "limits: {max_wall_time: '1:30'}", 3, "expected a duration, got '1:30'", "1h30m"),
         (HEAD + "limits: {max_wall_time: 0s}", 3, "expected a duration, got '0s'", "above 0"),
