@@ -19,7 +19,7 @@ MAX_PARALLEL_TOOL_CALLS = 32
 """Tool calls that one assistant message may ask for."""
 
 MAX_STEP_FAILURES = 3
-"""Typed failures of one LLM step (stall, invalid output) before it fails for good."""
+"""Failures of one LLM step (stall, invalid output, a bug) before it fails for good."""
 
 MAX_SEED = 2**32 - 1
 """Seed of an agent's sampling; engines keep it in 64 bits, and a repaired sample adds to it."""
