@@ -1,7 +1,7 @@
 """PostgreSQL as a part of the stack: our own child, reached through a private Unix socket.
 
 Two things are out of the ordinary. PostgreSQL refuses to run as root, and its data directory may
-lie where an unprivileged user cannot go (`/root/.muster`). So as root it runs as another user,
+lie where an unprivileged user cannot go (the home of root). So as root it runs as another user,
 started *in* its data directory, which it then names `/proc/self/cwd`: no parent is ever traversed.
 And a Unix socket's path has at most 107 bytes, so the socket lives in a short directory of its own
 under /tmp that only that user (and root) may enter: that, not a password, guards the database.
