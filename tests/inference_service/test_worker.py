@@ -142,6 +142,7 @@ async def test_terminating_a_job_aborts_its_generation(
         handle = await start(temporal_client, model, step)
         await until(lambda: _phase(h, step) is StepPhase.DECODE)
         await handle.terminate()
+        await until(lambda: h.service.generation(step.step_id) is None)
         await until(lambda: _is_idle(h))
         (row,) = await h.ledger.attempts(step.step_id)
         assert row.outcome in (AttemptOutcome.CANCELLED, AttemptOutcome.ABANDONED)
