@@ -16,6 +16,7 @@ from inference_service.scheduler.event import (
     EngineLost,
     Event,
     FirstToken,
+    Node,
     StepCancelled,
     StepFailed,
     StepFinished,
@@ -47,10 +48,10 @@ class Dispatcher:
             StepReady(
                 step_id=step.step_id,
                 session=step.job_id,
-                prompt_tokens=prompt_tokens,
-                uncomputed_tokens=uncomputed_tokens,
+                path=(Node(step.step_id, prompt_tokens),),
                 max_tokens=step.sampling.max_tokens,
                 is_new=step.base is None or step.base.token_run is None,
+                cached_tokens=prompt_tokens - uncomputed_tokens,
                 priority=step.hints.priority,
             )
         )
@@ -59,13 +60,16 @@ class Dispatcher:
         """Tell that the engine has computed the step's prompt."""
         if generation.step_id in self._known:
             generation.first_token_s = self.now()
-            self._tell(FirstToken(generation.step_id))
+            self._tell(FirstToken(generation.step_id, generation.usage.cached_tokens))
 
     def left_engine(self, generation: Generation, *, finished: bool) -> None:
         """Tell that the step's seat is free."""
         if self._known.pop(generation.step_id, None):
-            event = StepFinished if finished else StepFailed
-            self._tell(event(generation.step_id))
+            step_id = generation.step_id
+            leaf = Node(
+                step_id, generation.usage.prompt_tokens + generation.usage.completion_tokens
+            )
+            self._tell(StepFinished(step_id, leaf) if finished else StepFailed(step_id))
 
     def cancel(self, generation: Generation) -> None:
         """Take the step out of the line or out of the engine, wherever it is; interrupt it."""

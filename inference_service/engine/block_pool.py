@@ -1,7 +1,8 @@
 """The simulated KV cache: blocks of fixed size, shared by prefix, evicted by time of release.
 
-As in vLLM: a block that no sequence references stays cached at the tail of one free queue, new
-blocks are taken from its head, and taking a block forgets the prefix it held.
+As in vLLM: a block that no sequence references goes to one free queue: to its tail if it holds a
+named prefix, which stays cached, to its head if not. New blocks are taken from the head, and taking
+a block forgets the prefix it held.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class BlockPool:
             assert self._references[block] >= 0
             if self._references[block] == 0:
                 self._free[block] = None
+                if self._key_of[block] is None:
+                    self._free.move_to_end(block, last=False)
 
     def reset(self) -> bool:
         """Forget all cached prefixes; False, changing nothing, while any block is referenced."""

@@ -21,7 +21,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """This step can never run: it has `size` tokens, the limit is `limit` tokens."""
+    """This step can never run: `what` holds `limit` tokens, and it needs `size`."""
 
     step_id: str
     what: str
@@ -29,4 +29,32 @@ class Reject:
     limit: int
 
 
-Decision = Dispatch | Abort | Reject
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Touch the session's cached prefix, so that it is evicted later; told by `TouchDone`.
+
+    The prompt is the first `num_tokens` tokens of the session, whole blocks and one more; one
+    output token.
+    """
+
+    session: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prewarm:
+    """Compute an evicted session's prefix before it comes back; otherwise as `Refresh`."""
+
+    session: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """This waiting step is not worth running any more, because of `reason`."""
+
+    step_id: str
+    reason: str
+
+
+Decision = Dispatch | Abort | Reject | Refresh | Prewarm | Shed

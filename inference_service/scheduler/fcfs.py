@@ -28,12 +28,19 @@ from inference_service.scheduler.event import (
     EngineLost,
     Event,
     FirstToken,
+    GroupResolved,
+    KVEvicted,
+    SessionEnded,
+    SessionIdle,
     StepCancelled,
     StepFailed,
     StepFinished,
     StepReady,
+    ToolsStarted,
+    TouchDone,
 )
 from inference_service.scheduler.protocol import IllegalEventError
+from inference_service.scheduler.view import SchedulerView
 
 
 class _Place(StrEnum):
@@ -68,6 +75,10 @@ class FirstComeFirstServed:
             case StepFinished(step_id) | StepFailed(step_id):
                 self._dispatched(step_id)
                 self._leave_engine(step_id)
+            case ToolsStarted() | SessionIdle() | SessionEnded() | GroupResolved():
+                pass  # first come, first served knows steps only
+            case TouchDone() | KVEvicted():
+                pass
             case CapacityChanged():
                 self._capacity = event
                 self._reject_what_never_fits(list(self._line.values()))
@@ -112,6 +123,19 @@ class FirstComeFirstServed:
         """Return the number of steps that are (ready, in the engine)."""
         return len(self._line), len(self._engine)
 
+    def next_wake(self, now: float) -> float | None:
+        """Return None: time changes nothing here."""
+        return None
+
+    def retry_after_s(self) -> float | None:
+        """Return None: every step is taken."""
+        return None
+
+    def view(self, now: float) -> SchedulerView:
+        """Return the two counts."""
+        ready, running = self.counts()
+        return SchedulerView(ready=ready, running=running)
+
     def check_integrity(self) -> None:
         """Assert the invariants: one place per step, a bounded engine queue, no idle seat."""
         assert not self._line.keys() & self._engine.keys()
@@ -148,13 +172,13 @@ class FirstComeFirstServed:
         if len(self._engine) > self._capacity.max_num_seqs:
             return False
         prefilling = [s for s, place in self._engine.values() if place is _Place.PREFILL]
-        uncomputed = step.uncomputed_tokens + sum(s.uncomputed_tokens for s in prefilling)
+        uncomputed = sum(s.prompt_tokens - (s.cached_tokens or 0) for s in [step, *prefilling])
         return not prefilling or uncomputed <= self._capacity.prefill_tokens
 
     def _reject_what_never_fits(self, steps: list[StepReady]) -> None:
         limits = {
             "the model's context window": self._capacity.max_model_len,
-            "the KV cache": self._capacity.kv_tokens,
+            "the KV cache": self._capacity.num_blocks * self._capacity.block_size,
         }
         what, limit = min(limits.items(), key=lambda item: item[1])
         for step in steps:

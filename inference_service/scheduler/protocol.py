@@ -6,6 +6,7 @@ from typing import Protocol
 
 from inference_service.scheduler.decision import Decision
 from inference_service.scheduler.event import Event
+from inference_service.scheduler.view import SchedulerView
 
 
 class IllegalEventError(Exception):
@@ -15,8 +16,9 @@ class IllegalEventError(Exception):
 class Scheduler(Protocol):
     """A scheduling policy.
 
-    The shell calls `receive` for each event, then `schedule` once, and carries out the decisions.
-    Times are seconds of one monotonic clock and never decrease.
+    The shell calls `receive` for each event, then `schedule` once, and carries out the decisions;
+    it calls `schedule` again at `next_wake`, if nothing happens before. Times are seconds of one
+    monotonic clock and never decrease.
     """
 
     def receive(self, event: Event, now: float) -> None:
@@ -24,7 +26,15 @@ class Scheduler(Protocol):
         ...
 
     def schedule(self, now: float) -> list[Decision]:
-        """Return what is to be done now; calling it again without an event returns nothing."""
+        """Return what is to be done now; calling it again at once returns nothing."""
+        ...
+
+    def next_wake(self, now: float) -> float | None:
+        """Return when time alone may change what is to be done, or None if it cannot."""
+        ...
+
+    def retry_after_s(self) -> float | None:
+        """Return None if a step of a new session would be taken, else when to ask again."""
         ...
 
     def start_window(self) -> int:
@@ -37,4 +47,8 @@ class Scheduler(Protocol):
 
     def counts(self) -> tuple[int, int]:
         """Return the number of steps that are (ready, in the engine)."""
+        ...
+
+    def view(self, now: float) -> SchedulerView:
+        """Return a snapshot for people."""
         ...

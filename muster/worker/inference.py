@@ -92,7 +92,8 @@ async def _engine(settings: Settings) -> Engine:
 def _capacity_event(capacity: EngineCapacity) -> CapacityChanged:
     return CapacityChanged(
         max_num_seqs=capacity.max_num_seqs,
-        kv_tokens=capacity.kv_tokens,
+        num_blocks=capacity.kv_tokens // capacity.block_size,
+        block_size=capacity.block_size,
         max_model_len=capacity.max_model_len,
         prefill_tokens=2 * capacity.max_num_batched_tokens,
     )

@@ -72,7 +72,8 @@ async def harness(
     scheduler = FirstComeFirstServed(
         CapacityChanged(
             max_num_seqs=capacity.max_num_seqs,
-            kv_tokens=capacity.kv_tokens,
+            num_blocks=capacity.kv_tokens // capacity.block_size,
+            block_size=capacity.block_size,
             max_model_len=capacity.max_model_len,
             prefill_tokens=4_096,
         )

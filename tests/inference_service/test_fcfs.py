@@ -21,6 +21,7 @@ from inference_service.scheduler.event import (
     EngineLost,
     Event,
     FirstToken,
+    Node,
     StepCancelled,
     StepFailed,
     StepFinished,
@@ -29,17 +30,14 @@ from inference_service.scheduler.event import (
 from inference_service.scheduler.fcfs import FirstComeFirstServed
 from inference_service.scheduler.protocol import IllegalEventError
 
-CAPACITY = CapacityChanged(
-    max_num_seqs=2, kv_tokens=10_000, max_model_len=1_000, prefill_tokens=400
-)
+CAPACITY = CapacityChanged(2, 10_000, 1, 1_000, 400)
 
 
 def ready(
     step_id: str, prompt_tokens: int = 100, *, is_new: bool = True, cached: int = 0
 ) -> StepReady:
-    return StepReady(
-        step_id, f"session-{step_id}", prompt_tokens, prompt_tokens - cached, 10, is_new
-    )
+    path = (Node(step_id, prompt_tokens),)
+    return StepReady(step_id, f"session-{step_id}", path, 10, is_new, cached_tokens=cached)
 
 
 def scheduler_with(*steps: StepReady) -> FirstComeFirstServed:
@@ -58,14 +56,14 @@ def test_ready_steps_of_one_moment_are_one_cohort() -> None:
 def test_engine_holds_its_seats_and_one_more() -> None:
     scheduler = scheduler_with(*(ready(name) for name in "abcde"))
     assert scheduler.schedule(0.0) == [Dispatch(("a", "b", "c"))]
-    scheduler.receive(StepFinished("b"), 1.0)
+    scheduler.receive(StepFinished("b", Node("b", 1)), 1.0)
     assert scheduler.schedule(1.0) == [Dispatch(("d",))]
 
 
 def test_uncomputed_prompts_in_the_engine_are_bounded() -> None:
     scheduler = scheduler_with(ready("a", 300), ready("b", 300))
     assert scheduler.schedule(0.0) == [Dispatch(("a",))]
-    scheduler.receive(FirstToken("a"), 1.0)
+    scheduler.receive(FirstToken("a", 0), 1.0)
     assert scheduler.schedule(1.0) == [Dispatch(("b",))]
 
 
@@ -94,7 +92,7 @@ def test_what_can_never_fit_is_rejected_even_behind_a_full_line() -> None:
 def test_a_waiting_step_is_rejected_when_capacity_shrinks_below_it() -> None:
     scheduler = scheduler_with(*(ready(name, 390) for name in "ab"))
     scheduler.schedule(0.0)
-    scheduler.receive(CapacityChanged(2, 300, 1_000, 400), 1.0)
+    scheduler.receive(CapacityChanged(2, 300, 1, 1_000, 400), 1.0)
     assert scheduler.schedule(1.0) == [Reject("b", "the KV cache", 400, 300)]
 
 
@@ -129,8 +127,8 @@ def test_continuations_leave_less_of_the_engine_to_new_sessions() -> None:
     [
         ready("a"),
         ready("b"),
-        FirstToken("b"),
-        StepFinished("b"),
+        FirstToken("b", 0),
+        StepFinished("b", Node("b", 1)),
         StepFailed("never seen"),
         StepCancelled("never seen"),
     ],
@@ -159,7 +157,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(seats=st.integers(1, 4), prefill=st.integers(1, 600))
     def start(self, seats: int, prefill: int) -> None:
-        self.capacity = CapacityChanged(seats, 2_000, 1_000, prefill)
+        self.capacity = CapacityChanged(seats, 2_000, 1, 1_000, prefill)
         self.scheduler = FirstComeFirstServed(self.capacity)
         self.now = 0.0
         self.count = 0
@@ -182,14 +180,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def first_token(self, step: str) -> None:
         if step in self.engine:
             self.computed.add(step)
-            self.receive(FirstToken(step))
+            self.receive(FirstToken(step, 0))
 
     @rule(step=consumes(steps), failed=st.booleans())
     def step_ends(self, step: str, failed: bool) -> None:
         if self.engine.pop(step, None):
             self.computed.discard(step)
             self.aborting.discard(step)
-            self.receive(StepFailed(step) if failed else StepFinished(step))
+            self.receive(StepFailed(step) if failed else StepFinished(step, Node(step, 1)))
 
     @rule(step=steps)
     def step_is_cancelled(self, step: str) -> None:

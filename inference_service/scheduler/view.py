@@ -1,0 +1,66 @@
+"""A snapshot of the scheduler for people: what `GET /cohorts` shows. Plain numbers and texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A waiting session whose KV is kept. `returns_in_s` is the median of what is expected."""
+
+    session: str
+    tools: tuple[str, ...]
+    blocks: int
+    cached_tokens: int
+    waited_s: float
+    returns_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GapView:
+    """What was learned of one tool: how long sessions stay away for it, and how many are out."""
+
+    tool: str
+    returned: int
+    out: int
+    p50_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadView:
+    """Work that belongs to no step: tokens computed by refreshes and prewarms, and their use."""
+
+    refreshes: int = 0
+    refresh_tokens: int = 0
+    prewarms: int = 0
+    prewarm_tokens: int = 0
+    prewarm_hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """One moment of one scheduler.
+
+    Steps: `ready`, `running`. Sessions: `acting` (tools in flight), `idle`, `cold` (no KV believed
+    cached). Blocks: the `working_set` of all admitted sessions, shared ones counted once, against
+    the `watermark` of `num_blocks`. `disagreements` counts returns whose cached tokens were not
+    what the model of the cache said, `disagreement_tokens` by how much in all.
+    """
+
+    ready: int
+    running: int
+    acting: int = 0
+    idle: int = 0
+    cold: int = 0
+    admitted: int = 0
+    working_set: int = 0
+    watermark: int = 0
+    num_blocks: int = 0
+    disagreements: int = 0
+    disagreement_tokens: int = 0
+    yielded: int = 0
+    overhead: OverheadView = OverheadView()
+    leases: tuple[LeaseView, ...] = ()
+    gaps: tuple[GapView, ...] = field(default=())
