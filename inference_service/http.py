@@ -41,8 +41,8 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
                 "engine_running": engine.num_running,
                 "engine_waiting": engine.num_waiting,
                 "kv_cache_usage": engine.kv_cache_usage,
-                "cohorts": service.dispatcher.cohorts,
-                "steps": service.dispatcher.steps,
+                "cohorts": service.dispatcher.tally.cohorts,
+                "steps": service.dispatcher.tally.steps,
             }
         )
 
