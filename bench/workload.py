@@ -89,8 +89,9 @@ def _session(cell: Cell, number: int, shared: int, rng: random.Random) -> Sessio
     count = rng.randint(*STEPS)
     outputs = [rng.randint(*OUTPUT_TOKENS) for _ in range(count)]
     room = final - sum(outputs)
-    opened = min(round(OPENED * final), room - MIN_RESULT_TOKENS * (count - 1))
-    new_tokens = [opened, *_split(room - opened, count - 1, rng)]
+    results = MIN_RESULT_TOKENS * (count - 1)
+    opened = max(min(round(OPENED * final), room - results), shared + MIN_RESULT_TOKENS)
+    new_tokens = [opened, *_split(max(room - opened, results), count - 1, rng)]
     steps = []
     for index in range(count):
         tool = "" if index == count - 1 else _tool(cell, rng)
