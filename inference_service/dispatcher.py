@@ -10,6 +10,7 @@ workflow knows comes as a hint. Waiting sessions are watched in the engine's pre
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from array import array
 from collections import deque
@@ -40,10 +41,12 @@ from inference_service.scheduler.event import (
     ToolsStarted,
     TouchDone,
 )
-from inference_service.scheduler.protocol import Scheduler
+from inference_service.scheduler.protocol import IllegalEventError, Scheduler
 from inference_service.scheduler.view import SchedulerView
 from inference_service.session import Prompt
 from inference_service.touch import FAILED, Touches
+
+log = logging.getLogger(__name__)
 
 SHOWN_COHORTS = 20
 """Cohorts remembered for people."""
@@ -67,6 +70,7 @@ class Tally:
     cohorts: int = 0
     steps: int = 0
     shed: int = 0
+    refused_events: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -139,7 +143,7 @@ class Dispatcher:
         assert leaf is not None
         self._leaves.grow(leaf)
         if message.tool_calls and not leaf.is_over:
-            self._tell(ToolsStarted(leaf.session, tuple(call.tool for call in message.tool_calls)))
+            self._note(ToolsStarted(leaf.session, tuple(call.tool for call in message.tool_calls)))
             self._watch(leaf)
         elif generation.step.output.may_answer or leaf.is_over:
             self._end(leaf)
@@ -160,7 +164,7 @@ class Dispatcher:
             if state is SessionState.ENDED:
                 self._end(leaf)
             elif leaf.step is None:
-                self._tell(SessionIdle(leaf.session))
+                self._note(SessionIdle(leaf.session))
 
     def cancel(self, generation: Generation) -> None:
         """Take the step out of the line or out of the engine, wherever it is; interrupt it."""
@@ -226,6 +230,14 @@ class Dispatcher:
         if not self._schedule_is_due:
             self._schedule_is_due = True
             asyncio.get_running_loop().call_soon(self._schedule)
+
+    def _note(self, event: Event) -> None:
+        """Tell of a session. No step waits for this, so no step shall fail because of it."""
+        try:
+            self._tell(event)
+        except IllegalEventError:
+            self.tally.refused_events += 1
+            log.exception("the scheduler refuses %s", event)
 
     def _schedule(self) -> None:
         self._schedule_is_due = False
@@ -305,7 +317,7 @@ class Dispatcher:
         self.touches.begin(session, leaf.token_ids if leaf else None, num_tokens)
 
     def _touched(self, session: str, cached_tokens: int) -> None:
-        self._tell(TouchDone(session, cached_tokens))
+        self._note(TouchDone(session, cached_tokens))
         leaf = self._leaves.get(session)
         if leaf is not None and leaf.session in self._watched and cached_tokens != FAILED:
             self._watch(leaf)
@@ -316,7 +328,7 @@ class Dispatcher:
             return
         self._unwatch(leaf)
         self._leaves.drop(leaf)
-        self._tell(SessionEnded(leaf.session))
+        self._note(SessionEnded(leaf.session))
 
     def _watch(self, leaf: Leaf) -> None:
         if self._engine.cache is not None and leaf.token_ids is not None:
@@ -344,7 +356,7 @@ class Dispatcher:
                 continue
             left = cache.num_cached_tokens(leaf.token_ids) if cache is not None else None
             if left is not None:
-                self._tell(KVEvicted(session, left))
+                self._note(KVEvicted(session, left))
 
 
 def _step_ready(generation: Generation, leaf: Leaf, cached_tokens: int | None) -> StepReady:

@@ -26,6 +26,7 @@ from inference_service.dispatcher import Dispatcher
 from inference_service.engine.protocol import Engine, EngineDeadError
 from inference_service.failure import DrainingError, OverloadedError
 from inference_service.generation import Generation, StopCause
+from inference_service.progress import wait_for_stall
 from inference_service.scheduler.protocol import Scheduler
 from inference_service.session import Sessions
 from inference_service.step import StepProtocol, StepSettings
@@ -53,6 +54,8 @@ class InferenceService:
         self.dispatcher = Dispatcher(scheduler, engine)
         self.engine_died = asyncio.Event()
         """Set when the engine is gone: the process should leave and be started again."""
+        self.trouble = ""
+        """Why the engine cannot serve any more, though it may look alive."""
         self._ledger = ledger
         self._live: dict[str, Generation] = {}
         self._draining = False
@@ -120,6 +123,14 @@ class InferenceService:
             if not generation.dispatched.is_set():
                 self._stop(generation, StopCause.DRAINED)
 
+    async def watch_progress(self, limit: timedelta) -> None:
+        """Wait until the engine makes no progress for `limit`; then give up every step in it."""
+        stalled_s = await wait_for_stall(self.engine, self.dispatcher, limit)
+        for generation in self._lose_engine(
+            f"the engine makes no progress: nothing for {stalled_s:.1f} s with steps in it"
+        ):
+            self._stop(generation, StopCause.STUCK)
+
     def close(self) -> None:
         """End what the service does of its own; no step may be running any more."""
         self.dispatcher.close()
@@ -165,8 +176,16 @@ class InferenceService:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, EngineDeadError) and not self.engine_died.is_set():
-            log.error("%s", error)
-            self.engine_died.set()
-            self.dispatcher.engine_lost()
-            self.drain()
+        if isinstance(error, EngineDeadError):
+            self._lose_engine(str(error))
+
+    def _lose_engine(self, trouble: str) -> list[Generation]:
+        """Hand back what waits and ask for a new process; return what was in the engine."""
+        if self.engine_died.is_set():
+            return []
+        log.error("%s", trouble)
+        self.trouble = trouble
+        self.engine_died.set()
+        lost = self.dispatcher.engine_lost()
+        self.drain()
+        return lost

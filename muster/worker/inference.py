@@ -61,7 +61,7 @@ async def main(settings: Settings) -> None:
                 identity=identity("inference"),
             )
         if service.engine_died.is_set():
-            raise UnavailableError("the engine died", hint="its last words stand above")
+            raise UnavailableError(service.trouble, hint="its last words stand above")
     finally:
         await engine.close()
         await database.close()
@@ -105,6 +105,7 @@ def _worker_settings(settings: Settings) -> WorkerSettings:
     return WorkerSettings(
         cancel_heartbeat=timedelta(seconds=1) if is_external else None,
         drain=settings.drain_timeout,
+        progress=settings.progress_timeout,
     )
 
 
