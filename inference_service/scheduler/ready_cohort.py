@@ -165,14 +165,12 @@ class ReadyCohort:
         if step.phase is Phase.DECODE:
             output = event.leaf.end - session.tokens
             self._rate.decode_ended(now - step.first_token_s, output)
-        before = session.tokens
         session.steps += 1
-        session.chain = self._kv.extended(session.chain, (*step.ready.path, event.leaf))
-        self._kv.enter(session.chain[-1:], 0)
+        self._kv.grow(session.chain[-1], event.leaf.end)
         self._leave_engine(step, now)
         self._leases.hold(session)
         self._line.member_finished(step.ready.fan_out)
-        self._learn_growth(session, before)
+        self._learn_growth(session)
         session.state = State.ACTING
         session.away_since, session.gap_key, session.tools = now, "", ()
         self._expect(session)
@@ -442,10 +440,13 @@ class ReadyCohort:
         if session.admitted is not None and (session.holds or session.state is not State.ACTING):
             self._peaks.put(session.id, self._outlook(session))
 
-    def _learn_growth(self, session: Session, before: int) -> None:
-        grown = session.tokens - before
+    def _learn_growth(self, session: Session) -> None:
+        """Learn what a step has added: the tools' results before it and its own output."""
+        before, session.last_tokens = session.last_tokens, session.tokens
+        grown = session.tokens - before if before else 0
         self._lives.step_finished(session.steps, grown, before)
-        session.growth += (grown - session.growth) / session.steps
+        if before:
+            session.growth += (grown - session.growth) / (session.steps - 1)
 
     def _give_way(self, found: Yield) -> None:
         for session in found.sessions:
