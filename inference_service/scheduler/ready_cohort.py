@@ -152,7 +152,7 @@ class ReadyCohort:
         step.phase = Phase.DECODE
         step.first_token_s = now
         self._uncomputed -= step.uncomputed
-        self._rate.prefill_ended(step.ready.prompt_tokens - cached_tokens, now)
+        self._rate.first_token(step_id, step.ready.prompt_tokens - cached_tokens, now)
         if step.expected_cached != cached_tokens:
             self._disagreements += 1
             self._disagreement_tokens += abs(step.expected_cached - cached_tokens)
@@ -162,12 +162,10 @@ class ReadyCohort:
         session = step.session
         if event.leaf.end < session.tokens:
             raise IllegalEventError(f"step {step.id!r} ends before its prompt does: {event.leaf}")
-        if step.phase is Phase.DECODE:
-            output = event.leaf.end - session.tokens
-            self._rate.decode_ended(now - step.first_token_s, output)
+        output = event.leaf.end - session.tokens
         session.steps += 1
         self._kv.grow(session.chain[-1], event.leaf.end)
-        self._leave_engine(step, now)
+        self._leave_engine(step, output, now)
         self._leases.hold(session)
         self._line.member_finished(step.ready.fan_out)
         self._learn_growth(session)
@@ -177,7 +175,7 @@ class ReadyCohort:
 
     def _step_failed(self, step_id: str, now: float) -> None:
         step = self._dispatched(step_id)
-        self._leave_engine(step, now)
+        self._leave_engine(step, 0, now)
         step.session.state = State.IDLE
         self._let_go(step.session)
 
@@ -230,7 +228,7 @@ class ReadyCohort:
 
     def _engine_lost(self) -> None:
         for step in list(self._engine.values()):
-            self._leave_engine(step, self._now)
+            self._leave_engine(step, 0, self._now)
             step.session.state = State.IDLE
             self._let_go(step.session)
         self._rate.lost()
@@ -279,11 +277,12 @@ class ReadyCohort:
             if self._refresh_first(step):
                 return cohort
             cohort.append(self._enter(step, now))
-        if not self._engine and not cohort and len(self._line) and self._touching is None:
-            idle = self._worth_yielding(now)
-            if idle and not self._refresh_first(idle):
-                cohort.append(self._enter(idle, now))
-            elif not idle:
+        spare = self._rate.spare_share() if not cohort and len(self._line) else 0.0
+        if spare > 0 and self._seats() > 0 and self._touching is None:
+            extra = self._worth_yielding(spare, now)
+            if extra and not self._refresh_first(extra):
+                cohort.append(self._enter(extra, now))
+            elif not extra:
                 self._wake_s = now + 0.1
         return sorted(cohort, key=lambda step: step.ready.path[0].id)
 
@@ -318,11 +317,11 @@ class ReadyCohort:
         self._give_way(found)
         return True
 
-    def _worth_yielding(self, now: float) -> Step | None:
-        """Return a step that should go though leases must give way: the engine has nothing else."""
+    def _worth_yielding(self, spare: float, now: float) -> Step | None:
+        """Return a step that should go though leases must give way: the engine has time to spare."""
         if not self._settings.yielding and len(self._leases):
             return None
-        return_s = self._leases.next_return_s(now)
+        return_s = self._leases.next_return_s(len(self._engine), now)
         for step in self._line.first(8):
             session = step.session
             short = self._short(step)
@@ -339,7 +338,7 @@ class ReadyCohort:
                 )
                 loss_s += share * self._rate.prefill_s(session.tokens)
             uncomputed = session.tokens - self._kv.cached_tokens(session.chain)
-            if loss_s < min(self._rate.step_s(uncomputed), return_s):
+            if loss_s < spare * min(self._rate.step_s(uncomputed), return_s):
                 self._give_way(found)
                 return step
         return None
@@ -361,18 +360,18 @@ class ReadyCohort:
         self._kv.enter(session.chain, step.tail_blocks)
         self._tail_blocks += step.tail_blocks
         self._uncomputed += step.uncomputed
-        self._rate.prefill_began(now)
+        self._rate.entered(now)
         self._engine[step.id] = step
         self._leases.hold(session)
         session.state = State.RUNNING
         self._expect(session)
         return step
 
-    def _leave_engine(self, step: Step, now: float) -> None:
+    def _leave_engine(self, step: Step, output_tokens: int, now: float) -> None:
         del self._engine[step.id]
+        self._rate.left(step.id, output_tokens, now)
         if step.phase is Phase.PREFILL:
             self._uncomputed -= step.uncomputed
-            self._rate.prefill_ended(0, now)
         self._tail_blocks -= step.tail_blocks
         self._kv.leave(step.session.chain)
 
