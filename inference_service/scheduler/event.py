@@ -83,7 +83,7 @@ class FirstToken:
 class StepFinished:
     """The engine has ended a dispatched step and its seat is free.
 
-    `leaf` is the session's context now: the prompt and what was generated. The session is idle
+    `leaf` is the last node of the step's path, grown by what was generated. The session is idle
     until `ToolsStarted`, `SessionEnded` or its next `StepReady` says otherwise.
     """
 

@@ -26,6 +26,9 @@ PRIOR_MEDIAN_S = 4.0
 PRIOR_SPREAD = 1.5
 """Coding agents' gaps: 8 s at the median, 79 s at p90; a guess for a tool never seen."""
 
+TYPICAL_OVER = 20
+"""Gaps that the typical one is the mean of."""
+
 MAX_TOOLS = 512
 """Histograms kept; the one used longest ago goes first."""
 
@@ -73,12 +76,15 @@ class Gaps:
         self._out[session] = now
         self.changes += 1
 
-    def come_back(self, session: str, now: float) -> None:
-        """Note that it came back; one that is not out is no error."""
-        if (since := self._out.pop(session, None)) is not None:
-            self._counts[_bin(now - since)] += 1
-            self.returned += 1
-            self.changes += 1
+    def come_back(self, session: str, now: float) -> float | None:
+        """Note that it came back; return how long it was out, None if it was not."""
+        since = self._out.pop(session, None)
+        if since is None:
+            return None
+        self._counts[_bin(now - since)] += 1
+        self.returned += 1
+        self.changes += 1
+        return now - since
 
     def give_up(self, session: str) -> None:
         """Forget a session that will not come back."""
@@ -105,6 +111,8 @@ class GapModel:
     def __init__(self) -> None:
         self._gaps: OrderedDict[str, Gaps] = OrderedDict()
         self._survival: dict[str, _Survival] = {}
+        self.typical_s = PRIOR_MEDIAN_S
+        """Mean of the last gaps of all tools; sessions that are still out are not in it."""
 
     def leave(self, session: str, tools: tuple[str, ...], now: float) -> str:
         """Note that a session went away for `tools`; return the key of their histogram."""
@@ -119,8 +127,8 @@ class GapModel:
 
     def come_back(self, session: str, key: str, now: float) -> None:
         """Note that a session came back from the tools of `key`."""
-        if gaps := self._gaps.get(key):
-            gaps.come_back(session, now)
+        if (gaps := self._gaps.get(key)) and (gap_s := gaps.come_back(session, now)) is not None:
+            self.typical_s += (gap_s - self.typical_s) / TYPICAL_OVER
 
     def give_up(self, session: str, key: str) -> None:
         """Forget a session that will not come back."""

@@ -157,6 +157,18 @@ class KVModel:
             node.resident = node.size
         return missing
 
+    def grow(self, node: TreeNode, end: int) -> None:
+        """Let the last node of a running context end later: tokens were generated."""
+        assert node.running, "only what is in the engine grows"
+        grown = end // self.block_size - node.end // self.block_size
+        self._allocate(grown)
+        node.end = end
+        node.size += grown
+        node.resident += grown
+        self.kept += grown
+        self.running += grown
+        self._resident += grown
+
     def leave(self, chain: Chain) -> None:
         """Note that the engine has released a context: its last node is evicted first."""
         for node in reversed(chain):
@@ -227,10 +239,14 @@ class KVModel:
 
     def _node(self, wanted: Node, start: int) -> TreeNode:
         node = self._nodes.get(wanted.id)
+        node_id = wanted.id
+        if node and (node.start, node.end) != (start, wanted.end):
+            node_id = f"{wanted.id}@{start}-{wanted.end}"
+            node = self._nodes.get(node_id)
         if node is None:
             assert wanted.end >= start, (wanted, start)
             size = wanted.end // self.block_size - start // self.block_size
-            node = self._nodes[wanted.id] = TreeNode(wanted.id, start, wanted.end, size)
+            node = self._nodes[node_id] = TreeNode(node_id, start, wanted.end, size)
         return node
 
     def _drop(self, chain: Chain) -> None:

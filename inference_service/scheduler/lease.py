@@ -87,12 +87,14 @@ class Leases:
             chance = self._gaps.returns_within(session.gap_key, waited_s, LOSS_WINDOW_S, now)
         return chance * self._rate.prefill_s(self._kv.cached_tokens(session.chain))
 
-    def next_return_s(self, now: float) -> float:
-        """Return the expected time until any session that holds comes back."""
-        rate = 0.0
+    def next_return_s(self, running: int, now: float) -> float:
+        """Return the expected time until any session that holds comes back.
+
+        That is one whose tools are out, or one of the `running`, which must end and go out first.
+        """
+        rate = running / (0.5 * self._rate.decode_s + self._gaps.typical_s)
         for session in islice(self._acting.values(), MAX_CANDIDATES):
             rate += 1 / max(self.remaining_s(session, now), 0.001)
-        rate *= max(1.0, len(self._acting) / MAX_CANDIDATES)
         return 1 / rate if rate else math.inf
 
     def to_yield(

@@ -152,7 +152,7 @@ class ReadyCohort:
         step.phase = Phase.DECODE
         step.first_token_s = now
         self._uncomputed -= step.uncomputed
-        self._rate.prefill_ended(step.ready.prompt_tokens - cached_tokens, now)
+        self._rate.first_token(step_id, step.ready.prompt_tokens - cached_tokens, now)
         if step.expected_cached != cached_tokens:
             self._disagreements += 1
             self._disagreement_tokens += abs(step.expected_cached - cached_tokens)
@@ -162,24 +162,20 @@ class ReadyCohort:
         session = step.session
         if event.leaf.end < session.tokens:
             raise IllegalEventError(f"step {step.id!r} ends before its prompt does: {event.leaf}")
-        if step.phase is Phase.DECODE:
-            output = event.leaf.end - session.tokens
-            self._rate.decode_ended(now - step.first_token_s, output)
-        before = session.tokens
+        output = event.leaf.end - session.tokens
         session.steps += 1
-        session.chain = self._kv.extended(session.chain, (*step.ready.path, event.leaf))
-        self._kv.enter(session.chain[-1:], 0)
-        self._leave_engine(step, now)
+        self._kv.grow(session.chain[-1], event.leaf.end)
+        self._leave_engine(step, output, now)
         self._leases.hold(session)
         self._line.member_finished(step.ready.fan_out)
-        self._learn_growth(session, before)
+        self._learn_growth(session)
         session.state = State.ACTING
         session.away_since, session.gap_key, session.tools = now, "", ()
         self._expect(session)
 
     def _step_failed(self, step_id: str, now: float) -> None:
         step = self._dispatched(step_id)
-        self._leave_engine(step, now)
+        self._leave_engine(step, 0, now)
         step.session.state = State.IDLE
         self._let_go(step.session)
 
@@ -232,7 +228,7 @@ class ReadyCohort:
 
     def _engine_lost(self) -> None:
         for step in list(self._engine.values()):
-            self._leave_engine(step, self._now)
+            self._leave_engine(step, 0, self._now)
             step.session.state = State.IDLE
             self._let_go(step.session)
         self._rate.lost()
@@ -281,11 +277,12 @@ class ReadyCohort:
             if self._refresh_first(step):
                 return cohort
             cohort.append(self._enter(step, now))
-        if not self._engine and not cohort and len(self._line) and self._touching is None:
-            idle = self._worth_yielding(now)
-            if idle and not self._refresh_first(idle):
-                cohort.append(self._enter(idle, now))
-            elif not idle:
+        spare = self._rate.spare_share() if not cohort and len(self._line) else 0.0
+        if spare > 0 and self._seats() > 0 and self._touching is None:
+            extra = self._worth_yielding(spare, now)
+            if extra and not self._refresh_first(extra):
+                cohort.append(self._enter(extra, now))
+            elif not extra:
                 self._wake_s = now + 0.1
         return sorted(cohort, key=lambda step: step.ready.path[0].id)
 
@@ -320,11 +317,11 @@ class ReadyCohort:
         self._give_way(found)
         return True
 
-    def _worth_yielding(self, now: float) -> Step | None:
-        """Return a step that should go though leases must give way: the engine has nothing else."""
+    def _worth_yielding(self, spare: float, now: float) -> Step | None:
+        """Return a step that should go though leases must give way: the engine has time to spare."""
         if not self._settings.yielding and len(self._leases):
             return None
-        return_s = self._leases.next_return_s(now)
+        return_s = self._leases.next_return_s(len(self._engine), now)
         for step in self._line.first(8):
             session = step.session
             short = self._short(step)
@@ -341,7 +338,7 @@ class ReadyCohort:
                 )
                 loss_s += share * self._rate.prefill_s(session.tokens)
             uncomputed = session.tokens - self._kv.cached_tokens(session.chain)
-            if loss_s < min(self._rate.step_s(uncomputed), return_s):
+            if loss_s < spare * min(self._rate.step_s(uncomputed), return_s):
                 self._give_way(found)
                 return step
         return None
@@ -363,18 +360,18 @@ class ReadyCohort:
         self._kv.enter(session.chain, step.tail_blocks)
         self._tail_blocks += step.tail_blocks
         self._uncomputed += step.uncomputed
-        self._rate.prefill_began(now)
+        self._rate.entered(now)
         self._engine[step.id] = step
         self._leases.hold(session)
         session.state = State.RUNNING
         self._expect(session)
         return step
 
-    def _leave_engine(self, step: Step, now: float) -> None:
+    def _leave_engine(self, step: Step, output_tokens: int, now: float) -> None:
         del self._engine[step.id]
+        self._rate.left(step.id, output_tokens, now)
         if step.phase is Phase.PREFILL:
             self._uncomputed -= step.uncomputed
-            self._rate.prefill_ended(0, now)
         self._tail_blocks -= step.tail_blocks
         self._kv.leave(step.session.chain)
 
@@ -442,10 +439,13 @@ class ReadyCohort:
         if session.admitted is not None and (session.holds or session.state is not State.ACTING):
             self._peaks.put(session.id, self._outlook(session))
 
-    def _learn_growth(self, session: Session, before: int) -> None:
-        grown = session.tokens - before
+    def _learn_growth(self, session: Session) -> None:
+        """Learn what a step has added: the tools' results before it and its own output."""
+        before, session.last_tokens = session.last_tokens, session.tokens
+        grown = session.tokens - before if before else 0
         self._lives.step_finished(session.steps, grown, before)
-        session.growth += (grown - session.growth) / session.steps
+        if before:
+            session.growth += (grown - session.growth) / (session.steps - 1)
 
     def _give_way(self, found: Yield) -> None:
         for session in found.sessions:

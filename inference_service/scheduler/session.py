@@ -39,7 +39,9 @@ class Session:
     holds: bool = False
     steps: int = 0
     growth: float = 0.0
-    """Mean growth of its steps so far, in tokens."""
+    """Mean growth of its steps after the first, in tokens."""
+    last_tokens: int = 0
+    """Length of its context when its last step finished."""
     tools: tuple[str, ...] = ()
     gap_key: str = ""
     away_since: float = 0.0
