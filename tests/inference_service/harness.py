@@ -14,8 +14,8 @@ from inference_service.engine.protocol import EngineRequest
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.generation import Generation, StopCause
 from inference_service.scheduler.event import CapacityChanged
-from inference_service.scheduler.fcfs import FirstComeFirstServed
 from inference_service.scheduler.protocol import Scheduler
+from inference_service.scheduler.ready_cohort import ReadyCohort
 from inference_service.service import InferenceService
 from inference_service.step import StepSettings
 from store.context import ContextStore
@@ -59,7 +59,7 @@ async def harness(
     config: SimulatedConfig | None = None,
     respond: Callable[[EngineRequest, str], str] | None = None,
     settings: StepSettings | None = None,
-    scheduler: Callable[[CapacityChanged], Scheduler] = FirstComeFirstServed,
+    scheduler: Callable[[CapacityChanged], Scheduler] = ReadyCohort,
 ) -> AsyncIterator[Harness]:
     """Run a service; its engine answers with `respond`, and is empty again at the end."""
     requests: list[EngineRequest] = []
