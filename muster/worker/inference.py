@@ -15,7 +15,7 @@ from inference_service.engine.protocol import Engine, EngineCapacity
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.http import http_app
 from inference_service.scheduler.event import CapacityChanged
-from inference_service.scheduler.fcfs import FirstComeFirstServed
+from inference_service.scheduler.ready_cohort import ReadyCohort
 from inference_service.service import InferenceService
 from inference_service.worker import WorkerSettings, fail_orphans, serve
 from muster.connection import connect, identity
@@ -46,7 +46,7 @@ async def main(settings: Settings) -> None:
         log.info("engine up", extra={"capacity": str(capacity)})
         service = InferenceService(
             engine=engine,
-            scheduler=FirstComeFirstServed(_capacity_event(capacity)),
+            scheduler=ReadyCohort(_capacity_event(capacity)),
             ledger=ledger,
             contexts=ContextStore(database),
             replica=settings.replica,
