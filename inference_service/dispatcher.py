@@ -108,11 +108,11 @@ class Dispatcher:
         """Tell that the step can go to the engine; `generation.dispatched` is set when it may."""
         generation.ready_s = self.now()
         generation.leaf = leaf = self._leaves.take(generation.step, prompt)
-        self._known[generation.step_id] = generation
         self._unwatch(leaf)
         cache = self._engine.cache
         cached = cache.num_cached_tokens(prompt.token_ids) if cache is not None else None
         self._tell(_step_ready(generation, leaf, cached))
+        self._known[generation.step_id] = generation
         for dropped in self._leaves.excess():
             self._end(dropped)
 
@@ -273,7 +273,7 @@ class Dispatcher:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._schedule)
 
     def _dispatch(self, cohort: tuple[str, ...], now: float) -> None:
-        if not any(generation.dispatched.is_set() for generation in self._known.values()):
+        if self._scheduler.counts()[1] == len(cohort):
             self.last_output_s = now
         self.tally.cohorts += 1
         self.tally.steps += len(cohort)

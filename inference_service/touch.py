@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 TOUCH_PRIORITY = 100
 """Behind every step, whose priorities are 1 to 5."""
 
+FAILURE_PAUSE_S = 0.1
+"""A failure is told no sooner than this: a scheduler that asks again at once must not spin."""
+
 FAILED = -1
 """`TouchDone.cached_tokens` of a touch that came to nothing."""
 
@@ -99,9 +102,13 @@ class Touches:
         self._done(session, cached)
 
     async def _touch(self, name: str, session: str, prompt: list[int]) -> int:
-        """Return how many tokens were cached, or `FAILED`."""
-        if self._closed or not prompt:
-            return FAILED
+        """Return how many tokens were cached, or, after a pause, `FAILED`."""
+        cached = FAILED if self._closed or not prompt else await self._cached(name, session, prompt)
+        if cached == FAILED:
+            await asyncio.sleep(FAILURE_PAUSE_S)
+        return cached
+
+    async def _cached(self, name: str, session: str, prompt: list[int]) -> int:
         request = EngineRequest(name, prompt, max_tokens=1, priority=TOUCH_PRIORITY)
         cached = FAILED
         try:
