@@ -71,6 +71,7 @@ class ReadyCohort:
         self._disagreements = 0
         self._disagreement_tokens = 0
         self._wake_s: float | None = None
+        self._barrier: tuple[Step, float] | None = None
 
     # events -----------------------------------------------------------------------------------
 
@@ -261,17 +262,18 @@ class ReadyCohort:
     def _cohort(self, now: float) -> list[Step]:
         """Dispatch every waiting step that may go, in order."""
         cohort: list[Step] = []
-        aged = self._aged(now)
+        aged, is_due = self._aged(now)
         waiting = self._line.first(self._settings.lookahead)
-        if aged and not aged.is_aborting:
-            waiting = [aged, *(step for step in waiting if step is not aged)]
+        if aged:
+            waiting = [s for s in waiting if s.session.admitted is not None and s is not aged]
+            waiting.insert(0 if is_due else len(waiting), aged)
         for step in waiting:
             if self._seats() <= 0:
                 break
             if not self._engine_takes(step):
                 continue
-            if not self._has_room(step, now, is_aged=step is aged):
-                if step is aged:
+            if not self._has_room(step, now, is_due=is_due and step is aged):
+                if is_due and step is aged:
                     break
                 continue
             if self._refresh_first(step):
@@ -296,10 +298,10 @@ class ReadyCohort:
         uncomputed = step.ready.prompt_tokens - self._kv.cached_tokens(step.session.chain)
         return self._uncomputed + uncomputed <= self._capacity.prefill_tokens
 
-    def _has_room(self, step: Step, now: float, *, is_aged: bool) -> bool:
+    def _has_room(self, step: Step, now: float, *, is_due: bool) -> bool:
         """Whether the step fits; lets leases give way to it where they must."""
         session = step.session
-        if is_aged:
+        if is_due:
             return self._make_room(step, now, after=None)
         if session.admitted is not None:
             return self._make_room(step, now, after=session.admitted)
@@ -483,11 +485,20 @@ class ReadyCohort:
             self._take_out(step)
             self._due.append(Shed(step.id, reason))
 
-    def _aged(self, now: float) -> Step | None:
+    def _aged(self, now: float) -> tuple[Step | None, bool]:
+        """Return the step that no new session may overtake any more, and whether it is due.
+
+        It is due when leases must give way to it, whatever they are worth.
+        """
+        patience_s = self._settings.max_overtaken_s / 2
         oldest = self._line.oldest_overtaken()
-        if oldest and now - oldest[1] >= self._settings.max_overtaken_s:
-            return oldest[0]
-        return None
+        if oldest is None or now - oldest[1] < patience_s:
+            self._barrier = None
+            return None, False
+        step = oldest[0]
+        if self._barrier is None or self._barrier[0] is not step:
+            self._barrier = (step, now)
+        return step, now - self._barrier[1] >= patience_s
 
     def _next_admission(self) -> int:
         self._admissions += 1

@@ -24,7 +24,7 @@ class SchedulerSettings:
     """
 
     watermark: float = 0.98
-    max_overtaken_s: float = 60.0
+    max_overtaken_s: float = 120.0
     max_queued_kv: float = 8.0
     max_waiting: int = 64
     max_sessions: int = 100_000
