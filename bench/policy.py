@@ -5,6 +5,10 @@ What each does with the KV cache is what vLLM does of itself: nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+
 from inference_service.scheduler.decision import Abort, Decision, Dispatch, Reject
 from inference_service.scheduler.event import (
     CapacityChanged,
@@ -16,7 +20,7 @@ from inference_service.scheduler.event import (
     StepFinished,
     StepReady,
 )
-from inference_service.scheduler.protocol import IllegalEventError
+from inference_service.scheduler.protocol import IllegalEventError, Scheduler
 from inference_service.scheduler.view import SchedulerView
 
 
@@ -151,3 +155,22 @@ class SessionCap(Plain):
     def session_ended(self, session: str) -> None:
         """Give its place to another."""
         self.admitted.discard(session)
+
+
+def named_policy(name: str) -> Callable[[CapacityChanged], Scheduler]:
+    """Return what makes a policy: plain, priority, requests:N, sessions:N or muster."""
+    kind, _, limit = name.partition(":")
+    match kind:
+        case "plain":
+            return Plain
+        case "priority":
+            return ContinuationFirst
+        case "requests":
+            return partial(RequestCap, limit=int(limit))
+        case "sessions":
+            return partial(SessionCap, limit=int(limit))
+        case "muster":
+            module = import_module("inference_service.scheduler.ready_cohort")
+            return partial(module.ReadyCohort, settings=module.SchedulerSettings())
+        case _:
+            raise ValueError(f"no policy is called {name!r}")

@@ -51,9 +51,16 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the cell in tables."""
+        """Name of the cell in tables, and its key in files."""
         never = "+never" if self.never else ""
-        return f"{self.tool}s{never} {self.context} {self.pressure:g}x {self.arrivals}"
+        return f"{self.tool}{never} {self.context} {self.pressure:g}x {self.arrivals}"
+
+    @classmethod
+    def named(cls, name: str) -> Cell:
+        """Return the cell of that name."""
+        tool, context, pressure, arrivals = name.split()
+        tool, _, never = tool.partition("+")
+        return cls(tool, context, float(pressure.rstrip("x")), bool(never), arrivals)
 
 
 def make_plans(cell: Cell, seed: int, model: EngineModel | None = None) -> list[SessionPlan]:
