@@ -96,14 +96,14 @@ class Session:
             path=tuple(self.path),
             max_tokens=self.step.room,
             is_new=self.index == 0,
-            cached_tokens=min(cached_tokens, self.tokens),
+            cached_tokens=cached_tokens,
             job=self.plan.name,
             attained_s=self.attained_s,
         )
 
     def whole_keys(self) -> list[int]:
-        """Return the keys of the whole blocks of the context now."""
-        return self.keys[: self.tokens // self.block_size]
+        """Return the keys of the context's whole blocks; its last token is always computed."""
+        return self.keys[: (self.tokens - 1) // self.block_size]
 
     def _shrink(self, keep_tokens: int) -> None:
         """Drop the context's end: what comes next is another leaf of the job's tree."""

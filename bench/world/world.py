@@ -254,15 +254,17 @@ class World:
                 del self._watchers[key]
 
     def _tell_evictions(self) -> None:
-        evicted = self.engine.pool.evicted
-        if not evicted:
+        lost = self.engine.pool.lost
+        if not lost:
             return
-        sessions = {s: None for key in evicted for s in self._watchers.get(key, ())}
-        evicted.clear()
+        sessions = {s: None for key in lost for s in self._watchers.get(key, ())}
+        lost.clear()
         for session in sessions:
+            watched = session.watched
             cached = self.engine.num_cached(session.whole_keys())
             self._watch(session, cached)
-            self._tell(KVEvicted(session.leaf, cached))
+            if session.watched != watched:  # else another block holds the same
+                self._tell(KVEvicted(session.leaf, cached))
 
     # What the scheduler decides
 
