@@ -65,13 +65,14 @@ class WithPriority(Protocol):
 
 
 class World:
-    """Runs sessions to their ends once."""
+    """Runs sessions to their ends once. `successor` may name one to come when one has ended."""
 
     def __init__(
         self,
         plans: Iterable[SessionPlan],
         make_policy: PolicyFactory,
         model: EngineModel | None = None,
+        successor: Callable[[float], SessionPlan | None] | None = None,
     ) -> None:
         self.model = model or EngineModel()
         self.engine = WorldEngine(self.model)
@@ -96,8 +97,10 @@ class World:
         self._leaves: dict[str, Session] = {}
         self._watchers: dict[int, dict[Session, None]] = {}
         self._num_open = 0
-        for number, plan in enumerate(plans):
-            self._add(number, plan)
+        self._num_sessions = 0
+        self._successor = successor
+        for plan in plans:
+            self._add(plan)
 
     def run(self) -> Metrics:
         """Run until every session that can end has ended; returns the figures."""
@@ -121,9 +124,10 @@ class World:
             preemptions=self.engine.simulation.num_preemptions, stalled=stalled
         )
 
-    def _add(self, number: int, plan: SessionPlan) -> None:
+    def _add(self, plan: SessionPlan) -> None:
+        self._num_sessions += 1
         opening = self._openings.setdefault(plan.opening, len(self._openings))
-        session = Session(plan, number + 1, self.model.block_size, opening)
+        session = Session(plan, self._num_sessions, self.model.block_size, opening)
         self._num_open += not plan.never_ends
         self._at(plan.arrival_s, lambda: self._ready(session))
 
@@ -219,6 +223,8 @@ class World:
             self._num_open -= 1
             self.tally.jct_s.append(self.now - session.plan.arrival_s)
             self.tally.last_end_s = self.now
+        if self._successor and (plan := self._successor(self.now)):
+            self._add(plan)
 
     def _forget(self, session: Session, leaf: str) -> None:
         self._unwatch(session)
