@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.journal import Figures, Key
+from bench.policy import is_fixed
 from bench.world.metric import geometric_mean, mean
 
 CHOOSE_SEEDS = range(1, 6)
-NOT_FIXED = ("muster", "bound")
 MAX_JCT = 1.05
 MAX_MAKESPAN = 1.10
 MIN_GAIN = 1.3
@@ -80,7 +80,7 @@ def figure(runs: Runs, cell: str, policy: str, name: str, seeds: Iterable[int]) 
 def best_fixed(runs: Runs, cell: str, seeds: Iterable[int], prefix: str = "") -> str:
     """Return the fixed policy (of a kind) with the least mean JCT on these seeds."""
     seeds = list(seeds)
-    names = [p for p in policies_of(runs) if p not in NOT_FIXED and p.startswith(prefix)]
+    names = [p for p in policies_of(runs) if is_fixed(p) and p.startswith(prefix)]
     return min(names, key=lambda name: figure(runs, cell, name, "jct_mean_s", seeds))
 
 
@@ -100,7 +100,7 @@ def gains(runs: Runs) -> dict[str, float]:
     seeds = judge_seeds(runs)
     found = {}
     for policy in policies_of(runs):
-        if policy not in NOT_FIXED:
+        if is_fixed(policy):
             ratios = [
                 figure(runs, cell, policy, "jct_mean_s", seeds)
                 / figure(runs, cell, "muster", "jct_mean_s", seeds)
@@ -127,7 +127,7 @@ def print_cells(runs: Runs, *, every: bool) -> None:
 
 def print_verdict(runs: Runs) -> None:
     """Print how muster does against the best fixed policy per cell, and against each over all."""
-    if not [policy for policy in policies_of(runs) if policy not in NOT_FIXED]:
+    if not any(map(is_fixed, policies_of(runs))):
         return
     print(f"\n{'cell':<28}{'best fixed':<14}{'jct':>7}{'makespan':>10}")
     judged = [judge(runs, cell) for cell in cells_of(runs)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
+from typing import Any
 
 from inference_service.scheduler.decision import Abort, Decision, Dispatch, Reject
 from inference_service.scheduler.event import (
@@ -21,6 +21,8 @@ from inference_service.scheduler.event import (
     StepReady,
 )
 from inference_service.scheduler.protocol import IllegalEventError, Scheduler
+from inference_service.scheduler.ready_cohort import ReadyCohort
+from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.view import SchedulerView
 
 
@@ -158,19 +160,27 @@ class SessionCap(Plain):
 
 
 def named_policy(name: str) -> Callable[[CapacityChanged], Scheduler]:
-    """Return what makes a policy: plain, priority, requests:N, sessions:N or muster."""
+    """Return what makes a policy: plain, priority, requests:N, sessions:N or muster.
+
+    "muster-refresh-yielding" is muster with these switches of its settings off.
+    """
     kind, _, limit = name.partition(":")
-    match kind:
-        case "plain":
+    match kind.split("-"):
+        case ["plain"]:
             return Plain
-        case "priority":
+        case ["priority"]:
             return ContinuationFirst
-        case "requests":
+        case ["requests"]:
             return partial(RequestCap, limit=int(limit))
-        case "sessions":
+        case ["sessions"]:
             return partial(SessionCap, limit=int(limit))
-        case "muster":
-            module = import_module("inference_service.scheduler.ready_cohort")
-            return partial(module.ReadyCohort, settings=module.SchedulerSettings())
+        case ["muster", *off]:
+            switches: dict[str, Any] = dict.fromkeys(off, False)
+            return partial(ReadyCohort, settings=SchedulerSettings(**switches))
         case _:
             raise ValueError(f"no policy is called {name!r}")
+
+
+def is_fixed(name: str) -> bool:
+    """Whether a policy of that name is a rival, neither muster nor the bound."""
+    return not name.startswith(("muster", "bound"))
