@@ -88,7 +88,7 @@ class Session:
         self.path[-1] = Node(self.step_id, self.tokens)
         return self.path[-1]
 
-    def ready(self, *, cached_tokens: int) -> StepReady:
+    def ready(self, *, cached_tokens: int | None) -> StepReady:
         """Return the event that tells of the step."""
         return StepReady(
             step_id=self.step_id,

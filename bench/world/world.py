@@ -233,8 +233,8 @@ class World:
 
     def _touch_done(self, generation: Generation) -> None:
         session, leaf = self._touches.pop(generation)
-        computed = len(generation.token_ids) - 1 - generation.num_cached
-        self.tally.overhead_tokens += computed + 1
+        prompt = len(generation.token_ids) - 1  # less the sampled one
+        self.tally.overhead_tokens += prompt - generation.num_cached + 1
         if session.place in (Place.ACTING, Place.READY):
             self._watch(session, self.engine.num_cached(session.whole_keys()))
         self._tell(TouchDone(leaf, generation.num_cached))
