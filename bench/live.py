@@ -37,7 +37,6 @@ from inference_service.scheduler.event import (
     StepFailed,
     StepFinished,
     StepReady,
-    ToolsStarted,
     TouchDone,
 )
 
@@ -163,7 +162,7 @@ class LiveLoop:
                 break
             if session.is_last:
                 break
-            self._tell(ToolsStarted(session.leaf, (session.step.tool,)))
+            self._tell(session.waits())
             if session.step.gap_s == NEVER_S:
                 return
             await self._sleep(session.step.gap_s)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bench.world.plan import SessionPlan, StepPlan
+from bench.world.plan import PERSON, SessionPlan, StepPlan
 from inference_service.engine.simulation import Generation
-from inference_service.scheduler.event import Node, StepReady
+from inference_service.scheduler.event import Node, SessionIdle, StepReady, ToolsStarted
 
 
 class Place(StrEnum):
@@ -87,6 +87,12 @@ class Session:
         self.computed_tokens = self.tokens - 1
         self.path[-1] = Node(self.step_id, self.tokens)
         return self.path[-1]
+
+    def waits(self) -> ToolsStarted | SessionIdle:
+        """Return the event that tells what the session waits for after its step."""
+        if self.step.tool == PERSON:
+            return SessionIdle(self.leaf)
+        return ToolsStarted(self.leaf, (self.step.tool,))
 
     def ready(self, *, cached_tokens: int | None) -> StepReady:
         """Return the event that tells of the step."""

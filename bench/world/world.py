@@ -42,7 +42,6 @@ from inference_service.scheduler.event import (
     StepFailed,
     StepFinished,
     StepReady,
-    ToolsStarted,
     TouchDone,
 )
 from inference_service.scheduler.protocol import Scheduler
@@ -212,7 +211,7 @@ class World:
             return
         session.place = Place.ACTING
         self._watch(session, self.engine.num_cached(session.whole_keys()))
-        self._tell(ToolsStarted(session.leaf, (session.step.tool,)))
+        self._tell(session.waits())
         if session.step.gap_s != NEVER_S:
             self._at(self.now + session.step.gap_s, lambda: self._ready(session))
 
