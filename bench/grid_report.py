@@ -119,7 +119,7 @@ def print_cells(runs: Runs, *, every: bool) -> None:
         if not every:
             best = best_fixed(runs, cell, choose_seeds(runs))
             names = [n for n in dict.fromkeys(("plain", best, "muster", "bound")) if n in present]
-        print(f"\n{cell}{'':{max(1, 24 - len(cell))}}" + "".join(f"{c:>9}" for c in COLUMNS))
+        print(f"\n{cell}{'':{max(1, 25 - len(cell))}}" + "".join(f"{c:>9}" for c in COLUMNS))
         for name in names:
             values = [figure(runs, cell, name, column, seeds) for column in COLUMNS.values()]
             print(f"  {name:<23}" + "".join(_cell(value) for value in values))
@@ -129,11 +129,11 @@ def print_verdict(runs: Runs) -> None:
     """Print how muster does against the best fixed policy per cell, and against each over all."""
     if not any(map(is_fixed, policies_of(runs))):
         return
-    print(f"\n{'cell':<28}{'best fixed':<14}{'jct':>7}{'makespan':>10}")
+    print(f"\n{'cell':<31}{'best fixed':<14}{'jct':>7}{'makespan':>10}")
     judged = [judge(runs, cell) for cell in cells_of(runs)]
     for row in judged:
         mark = "" if row.holds else "  <--"
-        print(f"{row.cell:<28}{row.best:<14}{row.jct_ratio:>7.3f}{row.makespan_ratio:>10.3f}{mark}")
+        print(f"{row.cell:<31}{row.best:<14}{row.jct_ratio:>7.3f}{row.makespan_ratio:>10.3f}{mark}")
     print(
         f"\n{sum(row.holds for row in judged)} of {len(judged)} cells hold (muster / best fixed: "
         f"JCT <= {MAX_JCT}, makespan <= {MAX_MAKESPAN}); geometric means "
