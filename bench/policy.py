@@ -5,6 +5,10 @@ What each does with the KV cache is what vLLM does of itself: nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from inference_service.scheduler.decision import Abort, Decision, Dispatch, Reject
 from inference_service.scheduler.event import (
     CapacityChanged,
@@ -16,7 +20,9 @@ from inference_service.scheduler.event import (
     StepFinished,
     StepReady,
 )
-from inference_service.scheduler.protocol import IllegalEventError
+from inference_service.scheduler.protocol import IllegalEventError, Scheduler
+from inference_service.scheduler.ready_cohort import ReadyCohort
+from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.view import SchedulerView
 
 
@@ -151,3 +157,30 @@ class SessionCap(Plain):
     def session_ended(self, session: str) -> None:
         """Give its place to another."""
         self.admitted.discard(session)
+
+
+def named_policy(name: str) -> Callable[[CapacityChanged], Scheduler]:
+    """Return what makes a policy: plain, priority, requests:N, sessions:N or muster.
+
+    "muster-refresh-yielding" is muster with these switches of its settings off.
+    """
+    kind, _, limit = name.partition(":")
+    match kind.split("-"):
+        case ["plain"]:
+            return Plain
+        case ["priority"]:
+            return ContinuationFirst
+        case ["requests"]:
+            return partial(RequestCap, limit=int(limit))
+        case ["sessions"]:
+            return partial(SessionCap, limit=int(limit))
+        case ["muster", *off]:
+            switches: dict[str, Any] = dict.fromkeys(off, False)
+            return partial(ReadyCohort, settings=SchedulerSettings(**switches))
+        case _:
+            raise ValueError(f"no policy is called {name!r}")
+
+
+def is_fixed(name: str) -> bool:
+    """Whether a policy of that name is a rival, neither muster nor the bound."""
+    return not name.startswith(("muster", "bound"))

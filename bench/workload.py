@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from bench.policy import Plain
 from bench.world.engine import EngineModel
@@ -51,14 +52,25 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the cell in tables."""
+        """Name of the cell in tables, and its key in files."""
         never = "+never" if self.never else ""
-        return f"{self.tool}s{never} {self.context} {self.pressure:g}x {self.arrivals}"
+        return f"{self.tool}{never} {self.context} {self.pressure:g}x {self.arrivals}"
+
+    @classmethod
+    def named(cls, name: str) -> Cell:
+        """Return the cell of that name."""
+        tool, context, pressure, arrivals = name.split()
+        tool, _, never = tool.partition("+")
+        return cls(tool, context, float(pressure.rstrip("x")), bool(never), arrivals)
 
 
 def make_plans(cell: Cell, seed: int, model: EngineModel | None = None) -> list[SessionPlan]:
     """Return the sessions of a cell, the same for the same seed and engine."""
-    model = model or EngineModel()
+    return list(_plans(cell, seed, model or EngineModel()))
+
+
+@lru_cache(maxsize=64)
+def _plans(cell: Cell, seed: int, model: EngineModel) -> tuple[SessionPlan, ...]:
     rng = random.Random(f"{cell.tool}/{cell.context}/{cell.pressure}/{cell.never}/{seed}")
     shared = round(SHARED * CONTEXTS[cell.context][0])
     wanted = cell.pressure * CACHE_BLOCKS - shared // model.block_size
@@ -70,8 +82,8 @@ def make_plans(cell: Cell, seed: int, model: EngineModel | None = None) -> list[
         for index in rng.sample(range(len(plans)), max(1, round(NEVER * len(plans)))):
             plans[index] = _without_end(plans[index], rng)
     if cell.arrivals == "poisson":
-        return _spread(plans, poisson_rate(plans, model), rng)
-    return plans
+        plans = _spread(plans, poisson_rate(plans, model), rng)
+    return tuple(plans)
 
 
 def poisson_rate(plans: list[SessionPlan], model: EngineModel) -> float:

@@ -65,7 +65,7 @@ class WatchedPool(BlockPool):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self.evicted: list[int] = []
+        self.lost: list[int] = []
         self._watched: dict[int, int] = {}
 
     def watch(self, key: int) -> None:
@@ -80,9 +80,8 @@ class WatchedPool(BlockPool):
 
     def _take_oldest(self) -> int:
         key = self._key_of[next(iter(self._free))]
-        if key in self._watched:
-            assert key is not None
-            self.evicted.append(key)
+        if key is not None and key in self._watched:
+            self.lost.append(key)
         return super()._take_oldest()
 
 

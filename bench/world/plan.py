@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 NEVER_S = math.inf
+PERSON = "person"
+"""The `tool` that is none: the session waits for a person, and its scheduler is told so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bench.world.plan import SessionPlan, StepPlan
+from bench.world.plan import PERSON, SessionPlan, StepPlan
 from inference_service.engine.simulation import Generation
-from inference_service.scheduler.event import Node, StepReady
+from inference_service.scheduler.event import Node, SessionIdle, StepReady, ToolsStarted
 
 
 class Place(StrEnum):
@@ -88,7 +88,13 @@ class Session:
         self.path[-1] = Node(self.step_id, self.tokens)
         return self.path[-1]
 
-    def ready(self, *, cached_tokens: int) -> StepReady:
+    def waits(self) -> ToolsStarted | SessionIdle:
+        """Return the event that tells what the session waits for after its step."""
+        if self.step.tool == PERSON:
+            return SessionIdle(self.leaf)
+        return ToolsStarted(self.leaf, (self.step.tool,))
+
+    def ready(self, *, cached_tokens: int | None) -> StepReady:
         """Return the event that tells of the step."""
         return StepReady(
             step_id=self.step_id,
@@ -96,14 +102,14 @@ class Session:
             path=tuple(self.path),
             max_tokens=self.step.room,
             is_new=self.index == 0,
-            cached_tokens=min(cached_tokens, self.tokens),
+            cached_tokens=cached_tokens,
             job=self.plan.name,
             attained_s=self.attained_s,
         )
 
     def whole_keys(self) -> list[int]:
-        """Return the keys of the whole blocks of the context now."""
-        return self.keys[: self.tokens // self.block_size]
+        """Return the keys of the context's whole blocks; its last token is always computed."""
+        return self.keys[: (self.tokens - 1) // self.block_size]
 
     def _shrink(self, keep_tokens: int) -> None:
         """Drop the context's end: what comes next is another leaf of the job's tree."""

@@ -42,7 +42,6 @@ from inference_service.scheduler.event import (
     StepFailed,
     StepFinished,
     StepReady,
-    ToolsStarted,
     TouchDone,
 )
 from inference_service.scheduler.protocol import Scheduler
@@ -65,13 +64,14 @@ class WithPriority(Protocol):
 
 
 class World:
-    """Runs sessions to their ends once."""
+    """Runs sessions to their ends once. `successor` may name one to come when one has ended."""
 
     def __init__(
         self,
         plans: Iterable[SessionPlan],
         make_policy: PolicyFactory,
         model: EngineModel | None = None,
+        successor: Callable[[float], SessionPlan | None] | None = None,
     ) -> None:
         self.model = model or EngineModel()
         self.engine = WorldEngine(self.model)
@@ -96,8 +96,10 @@ class World:
         self._leaves: dict[str, Session] = {}
         self._watchers: dict[int, dict[Session, None]] = {}
         self._num_open = 0
-        for number, plan in enumerate(plans):
-            self._add(number, plan)
+        self._num_sessions = 0
+        self._successor = successor
+        for plan in plans:
+            self._add(plan)
 
     def run(self) -> Metrics:
         """Run until every session that can end has ended; returns the figures."""
@@ -121,9 +123,10 @@ class World:
             preemptions=self.engine.simulation.num_preemptions, stalled=stalled
         )
 
-    def _add(self, number: int, plan: SessionPlan) -> None:
+    def _add(self, plan: SessionPlan) -> None:
+        self._num_sessions += 1
         opening = self._openings.setdefault(plan.opening, len(self._openings))
-        session = Session(plan, number + 1, self.model.block_size, opening)
+        session = Session(plan, self._num_sessions, self.model.block_size, opening)
         self._num_open += not plan.never_ends
         self._at(plan.arrival_s, lambda: self._ready(session))
 
@@ -208,7 +211,7 @@ class World:
             return
         session.place = Place.ACTING
         self._watch(session, self.engine.num_cached(session.whole_keys()))
-        self._tell(ToolsStarted(session.leaf, (session.step.tool,)))
+        self._tell(session.waits())
         if session.step.gap_s != NEVER_S:
             self._at(self.now + session.step.gap_s, lambda: self._ready(session))
 
@@ -219,6 +222,8 @@ class World:
             self._num_open -= 1
             self.tally.jct_s.append(self.now - session.plan.arrival_s)
             self.tally.last_end_s = self.now
+        if self._successor and (plan := self._successor(self.now)):
+            self._add(plan)
 
     def _forget(self, session: Session, leaf: str) -> None:
         self._unwatch(session)
@@ -227,8 +232,8 @@ class World:
 
     def _touch_done(self, generation: Generation) -> None:
         session, leaf = self._touches.pop(generation)
-        computed = len(generation.token_ids) - 1 - generation.num_cached
-        self.tally.overhead_tokens += computed + 1
+        prompt = len(generation.token_ids) - 1  # less the sampled one
+        self.tally.overhead_tokens += prompt - generation.num_cached + 1
         if session.place in (Place.ACTING, Place.READY):
             self._watch(session, self.engine.num_cached(session.whole_keys()))
         self._tell(TouchDone(leaf, generation.num_cached))
@@ -254,15 +259,17 @@ class World:
                 del self._watchers[key]
 
     def _tell_evictions(self) -> None:
-        evicted = self.engine.pool.evicted
-        if not evicted:
+        lost = self.engine.pool.lost
+        if not lost:
             return
-        sessions = {s: None for key in evicted for s in self._watchers.get(key, ())}
-        evicted.clear()
+        sessions = {s: None for key in lost for s in self._watchers.get(key, ())}
+        lost.clear()
         for session in sessions:
+            watched = session.watched
             cached = self.engine.num_cached(session.whole_keys())
             self._watch(session, cached)
-            self._tell(KVEvicted(session.leaf, cached))
+            if session.watched != watched:  # else another block holds the same
+                self._tell(KVEvicted(session.leaf, cached))
 
     # What the scheduler decides
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from bench.policy import ContinuationFirst, Plain, RequestCap, SessionCap
+from bench.policy import ContinuationFirst, Plain, RequestCap, SessionCap, is_fixed, named_policy
 from bench.workload import Cell, make_plans
 from bench.world.world import WithPriority, World
 from inference_service.scheduler.decision import Abort, Dispatch, Reject
@@ -93,3 +93,17 @@ def test_past_the_cliff_a_good_session_cap_keeps_the_cache_and_plain_does_not() 
     assert capped.prefix_hit > 2 * plain.prefix_hit
     assert capped.jct_mean_s < 0.6 * plain.jct_mean_s
     assert capped.makespan_s < 0.8 * plain.makespan_s
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "priority", "requests:3", "sessions:3", "muster", "muster-refresh-yielding"]
+)
+def test_policy_is_made_by_its_name(name: str) -> None:
+    assert named_policy(name)(CAPACITY).counts() == (0, 0)
+    assert is_fixed(name) == ("muster" not in name)
+
+
+@pytest.mark.parametrize("name", ["best", "muster-nothing"])
+def test_policy_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        named_policy(name)
