@@ -217,6 +217,11 @@ class Dispatcher:
         """Return the number of steps that are (ready, in the engine)."""
         return self._scheduler.counts()
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions known, whatever they do now."""
+        return len(self._leaves)
+
     def retry_after_s(self) -> float | None:
         """Return None if a step of a new session would be taken, else when to ask again."""
         return self._scheduler.retry_after_s()

@@ -21,8 +21,8 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
 
     `GET /stats`: the model, the replica, its capacity (requests and tokens), steps ready and in the
     engine, the share of KV blocks in use (0 to 1), and counts since the start: cohorts and the
-    steps in them, steps shed, prompt tokens and those that were cached, preemptions, overhead
-    tokens, and where the scheduler's model of the cache and the engine disagreed.
+    steps in them, steps shed, events that the scheduler refused (a bug), prompt tokens and those
+    that were cached, preemptions, overhead tokens, and where the scheduler's model of the cache and the engine disagreed.
 
     `GET /cohorts`: the scheduler's view (`SchedulerView`), the last cohorts (newest last), and what
     the engine tells of its prefix cache.
@@ -69,6 +69,7 @@ async def _stats(service: InferenceService) -> dict[str, Any]:
         "cohorts": tally.cohorts,
         "steps": tally.steps,
         "shed": tally.shed,
+        "refused_events": tally.refused_events,
         "prompt_tokens": tally.prompt_tokens,
         "cached_tokens": tally.cached_tokens,
         "preemptions": engine.num_preemptions,
@@ -91,6 +92,7 @@ def _cohorts(service: InferenceService) -> dict[str, Any]:
         "cache": None
         if cache is None
         else {"block_size": cache.block_size, "is_degraded": cache.is_degraded},
+        "sessions": dispatcher.num_sessions,
         "overhead": asdict(overhead) | {"computed_tokens": overhead.computed_tokens},
         "tokens": {
             "prompt": dispatcher.tally.prompt_tokens,

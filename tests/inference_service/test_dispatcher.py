@@ -11,13 +11,14 @@ import pytest
 
 from contracts.llm_step import LLMStepResult, OutputForm, SessionHint, SessionState
 from contracts.message import ContextRef, Message, Role
-from inference_service.engine.protocol import EngineRequest
+from inference_service.engine.protocol import EngineDeadError, EngineRequest
 from inference_service.engine.simulated import SimulatedConfig
 from inference_service.failure import StaleAttemptError, StaleStepError, StepFailedTooOftenError
 from inference_service.generation import StopCause
 from inference_service.prompt import InvalidOutputError
 from inference_service.scheduler.decision import Abort, Prewarm, Refresh, Shed
 from inference_service.scheduler.event import (
+    EngineLost,
     FanOut,
     KVEvicted,
     SessionEnded,
@@ -247,6 +248,24 @@ async def test_a_touch_is_aborted_when_the_service_drains(database: Database) ->
         await until(lambda: bool(scheduler.told(TouchDone)))
         assert scheduler.told(TouchDone) == [TouchDone(session, -1)]
         assert len(h.service.dispatcher.touches) == 0
+
+
+async def test_a_touch_dies_silently_with_its_engine(database: Database) -> None:
+    """The scheduler is told of the engine, and with it of all that was in it."""
+    async with scripted(database, CALL) as (h, scheduler):
+        await acting(h, 0)
+        session = scheduler.told(StepReady)[0].session
+        h.engine.stall()
+        await decide(h, scheduler, Refresh(session, 33))
+        await until(lambda: len(h.requests) == 2)
+        generation, _ = await h.attach(step_input(job_id="job-b"))
+        await until(lambda: len(h.requests) == 3)
+        h.engine.die()
+        with pytest.raises(EngineDeadError):
+            await generation.task
+        assert scheduler.told(EngineLost)
+        await until(lambda: len(h.service.dispatcher.touches) == 0)
+        assert not scheduler.told(TouchDone)
 
 
 async def test_shed_work_fails_for_good_and_says_why(database: Database) -> None:
