@@ -36,11 +36,15 @@ from inference_service.scheduler.gap import GapModel
 from inference_service.scheduler.kv_model import KVModel
 from inference_service.scheduler.lease import Leases, Yield
 from inference_service.scheduler.line import Line
+from inference_service.scheduler.plan import Load, cold_sessions
 from inference_service.scheduler.protocol import IllegalEventError
 from inference_service.scheduler.rate import RateModel
 from inference_service.scheduler.session import Phase, Session, State, Step
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.view import SchedulerView
+
+
+PLAN_EVERY_S = 1.0
 
 
 class ReadyCohort:
@@ -72,6 +76,12 @@ class ReadyCohort:
         self._disagreement_tokens = 0
         self._wake_s: float | None = None
         self._barrier: tuple[Step, float] | None = None
+        self._cold = 0.0
+        self._cold_blocks = 0.0
+        self._cold_running = 0
+        self._cold_running_blocks = 0
+        self._shared_tokens = 0.0
+        self._planned_s = -math.inf
 
     # events -----------------------------------------------------------------------------------
 
@@ -167,12 +177,14 @@ class ReadyCohort:
         session.steps += 1
         self._kv.grow(session.chain[-1], event.leaf.end)
         self._leave_engine(step, output, now)
-        self._leases.hold(session)
+        if session.holds:
+            self._leases.hold(session)
         self._line.member_finished(step.ready.fan_out)
         self._learn_growth(session)
         session.state = State.ACTING
         session.away_since, session.gap_key, session.tools = now, "", ()
         self._expect(session)
+        self._plan(now)
 
     def _step_failed(self, step_id: str, now: float) -> None:
         step = self._dispatched(step_id)
@@ -279,9 +291,8 @@ class ReadyCohort:
             if self._refresh_first(step):
                 return cohort
             cohort.append(self._enter(step, now))
-        spare = self._rate.spare_share() if not cohort and len(self._line) else 0.0
-        if spare > 0 and self._seats() > 0 and self._touching is None:
-            extra = self._worth_yielding(spare, now)
+        if not self._engine and not cohort and len(self._line) and self._touching is None:
+            extra = self._worth_yielding(now)
             if extra and not self._refresh_first(extra):
                 cohort.append(self._enter(extra, now))
             elif not extra:
@@ -304,10 +315,11 @@ class ReadyCohort:
         if is_due:
             return self._make_room(step, now, after=None)
         if session.admitted is not None:
-            return self._make_room(step, now, after=session.admitted)
-        if self._short(step) > 0:
-            return False
-        return not self._settings.reserve or self._excess(session) <= 0
+            if self._make_room(step, now, after=session.admitted):
+                return True
+        elif self._short(step) <= 0 and (not self._settings.reserve or self._excess(session) <= 0):
+            return True
+        return self._cold_running < self._cold and self._make_room(step, now, after=None)
 
     def _make_room(self, step: Step, now: float, after: int | None) -> bool:
         short = self._short(step)
@@ -319,8 +331,8 @@ class ReadyCohort:
         self._give_way(found)
         return True
 
-    def _worth_yielding(self, spare: float, now: float) -> Step | None:
-        """Return a step that should go though leases must give way: the engine has time to spare."""
+    def _worth_yielding(self, now: float) -> Step | None:
+        """Return a step that should go though leases must give way: the engine has nothing else."""
         if not self._settings.yielding and len(self._leases):
             return None
         return_s = self._leases.next_return_s(len(self._engine), now)
@@ -340,7 +352,7 @@ class ReadyCohort:
                 )
                 loss_s += share * self._rate.prefill_s(session.tokens)
             uncomputed = session.tokens - self._kv.cached_tokens(session.chain)
-            if loss_s < spare * min(self._rate.step_s(uncomputed), return_s):
+            if loss_s < min(self._rate.step_s(uncomputed), return_s):
                 self._give_way(found)
                 return step
         return None
@@ -357,6 +369,12 @@ class ReadyCohort:
         )
         step.uncomputed = session.tokens - step.expected_cached
         step.tail_blocks = self._tail(step)
+        if session.holds or not self._settings.reserve or self._excess(session) <= 0:
+            self._leases.hold(session)
+        else:
+            step.cold_blocks = self._kv.unkept_blocks(session.chain) + step.tail_blocks
+            self._cold_running += 1
+            self._cold_running_blocks += step.cold_blocks
         step.phase = Phase.PREFILL
         step.dispatched_s = now
         self._kv.enter(session.chain, step.tail_blocks)
@@ -364,7 +382,6 @@ class ReadyCohort:
         self._uncomputed += step.uncomputed
         self._rate.entered(now)
         self._engine[step.id] = step
-        self._leases.hold(session)
         session.state = State.RUNNING
         self._expect(session)
         return step
@@ -375,6 +392,9 @@ class ReadyCohort:
         if step.phase is Phase.PREFILL:
             self._uncomputed -= step.uncomputed
         self._tail_blocks -= step.tail_blocks
+        if step.cold_blocks:
+            self._cold_running -= 1
+            self._cold_running_blocks -= step.cold_blocks
         self._kv.leave(step.session.chain)
 
     def _refresh_first(self, step: Step) -> bool:
@@ -423,8 +443,9 @@ class ReadyCohort:
         unkept = self._kv.unkept_blocks(session.chain)
         candidate.private = min(candidate.private, unkept)
         shared = unkept - candidate.private
-        peak = self._peaks.peak(self._kv.kept + self._tail_blocks + shared, candidate)
-        return peak - self._watermark
+        kept = self._kv.kept + self._tail_blocks - self._cold_running_blocks
+        peak = self._peaks.peak(kept + shared, candidate)
+        return peak - (self._watermark - self._cold_blocks)
 
     def _outlook(self, session: Session) -> Outlook:
         left = self._lives.steps_left(session.steps)
@@ -438,7 +459,7 @@ class ReadyCohort:
 
     def _expect(self, session: Session) -> None:
         """Tell the forecast what is expected of an admitted session."""
-        if session.admitted is not None and (session.holds or session.state is not State.ACTING):
+        if session.holds:
             self._peaks.put(session.id, self._outlook(session))
 
     def _learn_growth(self, session: Session) -> None:
@@ -446,8 +467,34 @@ class ReadyCohort:
         before, session.last_tokens = session.last_tokens, session.tokens
         grown = session.tokens - before if before else 0
         self._lives.step_finished(session.steps, grown, before)
+        private = self._kv.private_blocks(session.chain) * self._kv.block_size
+        self._shared_tokens += 0.05 * (session.tokens - private - self._shared_tokens)
         if before:
             session.growth += (grown - session.growth) / (session.steps - 1)
+
+    def _plan(self, now: float) -> None:
+        """Decide anew how much room to leave to sessions that are not kept."""
+        if now - self._planned_s < PLAN_EVERY_S or not len(self._leases):
+            return
+        self._planned_s = now
+        context = self._lives.context_tokens()
+        shared = self._shared_tokens
+        to_come = 0.5 * self._lives.growth_share() * self._lives.steps_left(1)
+        blocks = max(1.0, (context * (1 + to_come) - shared) / self._kv.block_size)
+        load = Load(
+            room=(self._watermark - shared / self._kv.block_size) / blocks,
+            sessions=len(self._sessions),
+            gap_s=self._gaps.typical_s,
+            context_tokens=context - shared,
+            new_tokens=self._lives.new_tokens(self._rate.output_tokens),
+            output_tokens=self._rate.output_tokens,
+            prefill_token_s=self._rate.prefill_token_s,
+            decode_base_s=self._rate.decode_base_s,
+            decode_each_s=self._rate.decode_each_s,
+            max_num_seqs=self._capacity.max_num_seqs,
+        )
+        self._cold = cold_sessions(load, self._cold)
+        self._cold_blocks = self._cold * blocks
 
     def _give_way(self, found: Yield) -> None:
         for session in found.sessions:
