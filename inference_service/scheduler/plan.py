@@ -6,7 +6,7 @@ and again by sessions that come back cold: each of their steps computes its whol
 in time that would have been idle, and shares the engine's decode batches.
 
 `cold_sessions` compares, for each number of sessions' room left to cold work, the steps per second
-that both kinds would finish. With W warm sessions, a gap g between steps, and n steps in the engine:
+that both kinds would finish. With W warm sessions, a gap g between steps, n steps in the engine:
 
     a step's engine time      e = prefill + output x (a / n + c), a cold one's with the context more
     a step's time             l = prefill + output x (a + c n)
