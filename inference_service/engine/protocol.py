@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from contracts.error import MusterError, UnavailableError
 from contracts.llm_step import FinishReason
+from inference_service.engine.cache_mirror import CacheMirror
 
 
 class EngineRequestError(MusterError):
@@ -79,11 +80,15 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot: requests running and waiting in the engine, share of KV blocks referenced."""
+    """A snapshot: requests running and waiting in the engine, share of KV blocks referenced.
+
+    `num_preemptions` counts, since the start, how often a running request lost its blocks.
+    """
 
     num_running: int
     num_waiting: int
     kv_cache_usage: float
+    num_preemptions: int = 0
 
 
 class ChatTokenizer(Protocol):
@@ -124,6 +129,14 @@ class Engine(Protocol):
         """The served model's tokenizer; valid after `start`."""
         ...
 
+    @property
+    def cache(self) -> CacheMirror | None:
+        """What the prefix cache holds; valid after `start`, None where the engine does not tell.
+
+        It follows the engine by about a tenth of a second. A new start makes a new mirror.
+        """
+        ...
+
     async def start(self) -> EngineCapacity:
         """Load the model, warm up (grammar compilation included), and return the capacity."""
         ...
@@ -142,6 +155,10 @@ class Engine(Protocol):
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine cannot serve."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests are running or the engine cannot."""
         ...
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from contracts.llm_step import FinishReason
 from inference_service.engine.byte_tokenizer import ByteTokenizer
+from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.protocol import (
     EngineCapacity,
     EngineDeadError,
@@ -98,6 +99,13 @@ class SimulatedEngine:
         """The byte tokenizer."""
         return self._tokenizer
 
+    @property
+    def cache(self) -> CacheMirror:
+        """What the simulated cache holds, as of the last engine step."""
+        cache = self._simulation.cache
+        assert cache is not None
+        return cache
+
     async def start(self) -> EngineCapacity:
         """Start with an empty cache; also after a death or a close."""
         await self.close()
@@ -108,6 +116,7 @@ class SimulatedEngine:
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            cache=CacheMirror(config.block_size),
         )
         self._streams: dict[Generation, _Stream] = {}
         self._num_requests = 0
@@ -152,6 +161,7 @@ class SimulatedEngine:
             num_running=len(self._simulation.running),
             num_waiting=len(self._simulation.waiting),
             kv_cache_usage=self._simulation.pool.usage,
+            num_preemptions=self._simulation.num_preemptions,
         )
 
     async def check_health(self) -> None:
@@ -162,7 +172,7 @@ class SimulatedEngine:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if requests are running."""
         await self.check_health()
-        return self._simulation.pool.reset()
+        return self._simulation.reset_prefix_cache()
 
     async def close(self) -> None:
         """Stop; requests in flight end with EngineDeadError."""
@@ -173,11 +183,6 @@ class SimulatedEngine:
         await asyncio.gather(runner, return_exceptions=True)
         if self._death is None:
             self._end("is closed")
-
-    @property
-    def num_preemptions(self) -> int:
-        """Times a running request had to give up its blocks, since the start."""
-        return self._simulation.num_preemptions
 
     def check_integrity(self) -> None:
         """Assert that the simulated cache is consistent."""

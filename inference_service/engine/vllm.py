@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from contracts.error import BadInputError, MusterError, UnavailableError
 from contracts.llm_step import FinishReason
+from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.guardian import Guardian
 from inference_service.engine.protocol import (
     EngineCapacity,
@@ -104,6 +105,7 @@ class VLLMEngine:
         self._on_cpu = False
         self._in_flight: set[str] = set()
         self._load = LatestLoad()
+        self._cache: CacheMirror | None = None
         self._guardian = Guardian()
 
     @property
@@ -111,6 +113,11 @@ class VLLMEngine:
         """The model's own tokenizer; valid after `start`."""
         assert self._tokenizer is not None, "the engine is not started"
         return self._tokenizer
+
+    @property
+    def cache(self) -> CacheMirror | None:
+        """What the prefix cache holds, by vLLM's KV events."""
+        return self._cache
 
     async def start(self) -> EngineCapacity:
         """Load the model, warm up, and return the capacity.
@@ -170,6 +177,7 @@ class VLLMEngine:
             num_running=load.num_running,
             num_waiting=max(load.num_waiting, unfinished - load.num_running),
             kv_cache_usage=load.kv_cache_usage,
+            num_preemptions=load.num_preemptions,
         )
 
     async def check_health(self) -> None:

@@ -17,12 +17,16 @@ FINISH_REASONS = {
 
 
 class LatestLoad:
-    """A stat logger of vLLM that keeps the scheduler's last word and writes nothing."""
+    """A stat logger of vLLM that keeps the scheduler's last word and writes nothing.
+
+    `num_preemptions` adds up what each engine step tells.
+    """
 
     def __init__(self) -> None:
         self.num_running = 0
         self.num_waiting = 0
         self.kv_cache_usage = 0.0
+        self.num_preemptions = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
         """Take over a snapshot; engine steps without one change nothing."""
@@ -32,6 +36,8 @@ class LatestLoad:
                 scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             )
             self.kv_cache_usage = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.num_preemptions += iteration_stats.num_preempted_reqs
 
     def log(self) -> None:
         """Write nothing."""

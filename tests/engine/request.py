@@ -14,15 +14,12 @@ from inference_service.engine.protocol import (
     EngineCapacity,
     EngineOutput,
     EngineRequest,
-    EngineStats,
 )
 from inference_service.engine.simulated import SimulatedEngine
 from inference_service.engine.vllm import VLLMEngine
 
 DEADLINE_S = 60.0
 """A generation of these tests takes seconds; on a machine with much other work, more."""
-
-IDLE = EngineStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
 
 _numbers = itertools.count()
 
@@ -81,4 +78,5 @@ async def until(holds: Callable[[], Awaitable[bool]], within_s: float) -> None:
 
 async def is_idle(engine: SimulatedEngine | VLLMEngine) -> bool:
     """Whether no request is left in the engine and no KV block is referenced."""
-    return await engine.stats() == IDLE
+    stats = await engine.stats()
+    return (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
