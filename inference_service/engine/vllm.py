@@ -30,7 +30,8 @@ from inference_service.engine.protocol import (
     EngineStats,
 )
 from inference_service.engine.tokenizer import TransformersTokenizer
-from inference_service.engine.vllm_output import LatestLoad, engine_output
+from inference_service.engine.vllm_event import EventFollower
+from inference_service.engine.vllm_output import LatestLoad, engine_capacity, engine_output
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -106,6 +107,7 @@ class VLLMEngine:
         self._in_flight: set[str] = set()
         self._load = LatestLoad()
         self._cache: CacheMirror | None = None
+        self._events: EventFollower | None = None
         self._guardian = Guardian()
 
     @property
@@ -129,10 +131,13 @@ class VLLMEngine:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._guardian.start()
+        self._events = EventFollower()
         try:
             self._tokenizer = await asyncio.to_thread(TransformersTokenizer, self.config.model)
             await self._launched()
-            self._capacity = _capacity(self._running())
+            self._capacity = engine_capacity(self._running())
+            self._cache = CacheMirror(self._capacity.block_size)
+            self._events.follow(self._cache)
             await self._warm_up()
         except BaseException:
             await self.close()
@@ -186,7 +191,10 @@ class VLLMEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if requests are running."""
-        return bool(await self._running().reset_prefix_cache())
+        is_reset = bool(await self._running().reset_prefix_cache())
+        if is_reset and self._events is not None:
+            self._events.reset_done()
+        return is_reset
 
     async def close(self) -> None:
         """Stop vLLM and every process of it; requests in flight end with EngineDeadError."""
@@ -198,6 +206,8 @@ class VLLMEngine:
                 await asyncio.to_thread(engine.shutdown)
             del engine
             gc.collect()  # vLLM shuts down once more when collected, with a traceback if at exit
+        if self._events is not None:
+            await self._events.close()
         await asyncio.to_thread(self._guardian.close)
         self._load = LatestLoad()
 
@@ -241,8 +251,10 @@ class VLLMEngine:
             ) from error
 
     def _arguments(self) -> AsyncEngineArgs:
+        from vllm.config import KVEventsConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
 
+        assert self._events is not None
         config = self.config
         on_cpu = self._on_cpu
         sizes = {
@@ -264,6 +276,7 @@ class VLLMEngine:
             seed=config.seed,
             scheduling_policy="priority",
             enable_prefix_caching=True,
+            kv_events_config=KVEventsConfig(**self._events.config),
             structured_outputs_config={
                 "backend": "xgrammar",
                 "disable_any_whitespace": True,
@@ -362,21 +375,6 @@ def _unheard() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _capacity(engine: AsyncLLM) -> EngineCapacity:
-    config = engine.vllm_config
-    cache = config.cache_config
-    block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
-    assert cache.num_gpu_blocks is not None
-    return EngineCapacity(
-        max_num_seqs=config.scheduler_config.max_num_seqs,
-        # blocks x block size is wrong for hybrid models
-        kv_tokens=cache.kv_cache_size_tokens or cache.num_gpu_blocks * block_size,
-        block_size=block_size,
-        max_model_len=config.model_config.max_model_len,
-        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-    )
 
 
 def _context_window(model: Path) -> int | None:

@@ -17,9 +17,9 @@ from tests.engine.request import Running
 
 @pytest.fixture(scope="session")
 def vllm_config(model_files: ModelFiles) -> VLLMConfig:
-    """Return a small vLLM: 8 seats, a context of 1,024 tokens, a cache for five of those."""
+    """Return a small vLLM: 8 seats, a context of 1,024 tokens, a cache for two of those."""
     return VLLMConfig(
-        model_files.path, max_num_seqs=8, max_model_len=1_024, kv_cache_bytes=128 << 20
+        model_files.path, max_num_seqs=8, max_model_len=1_024, kv_cache_bytes=50 << 20
     )
 
 
@@ -33,7 +33,7 @@ async def running(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
         config = request.getfixturevalue("vllm_config")
         make = lambda: VLLMEngine(config)  # noqa: E731
     else:
-        small = SimulatedConfig(max_num_seqs=8, max_model_len=1_024, num_blocks=180)
+        small = SimulatedConfig(max_num_seqs=8, max_model_len=1_024, num_blocks=70)
         make = lambda: SimulatedEngine(small)  # noqa: E731
     engine = make()
     with warnings.catch_warnings():

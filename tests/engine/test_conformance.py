@@ -17,6 +17,8 @@ from tests.engine.request import DEADLINE_S, Running, is_idle, run, until
 
 pytestmark = pytest.mark.timeout(600)  # the first test of an engine waits for its start
 
+LONG_TEXT: dict[str, Any] = {"type": "string", "minLength": 1_000}
+
 ABORT_S = 2.0
 
 MIRROR_S = 2.0
@@ -275,6 +277,20 @@ async def test_watcher_is_told_when_another_prompt_evicts_the_context(running: R
     cache.on_evicted = None
     again = await run(running.engine, EngineRequest("watched-again", prompt, 1))
     assert again.last.num_cached_tokens == 0
+
+
+async def test_preemptions_are_counted_and_everyone_ends(running: Running) -> None:
+    before = (await running.engine.stats()).num_preemptions
+    seats, block = running.capacity.max_num_seqs, running.capacity.block_size
+    size = running.capacity.kv_tokens // seats // block * block - 16
+    words = running.engine.tokenizer.encode("word " * 1_024, split_special=True)
+    requests = [
+        EngineRequest(f"greedy-{n}", [65 + n, *words][:size], 100, json_schema=LONG_TEXT)
+        for n in range(seats)
+    ]
+    ended = await asyncio.gather(*(run(running.engine, request) for request in requests))
+    assert [len(end.token_ids) for end in ended] == [100] * seats
+    assert (await running.engine.stats()).num_preemptions > before
 
 
 async def test_running_engine_is_healthy(running: Running) -> None:
