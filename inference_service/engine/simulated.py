@@ -13,13 +13,14 @@ from contracts.llm_step import FinishReason
 from inference_service.engine.byte_tokenizer import ByteTokenizer
 from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.protocol import (
+    Capability,
     EngineCapacity,
     EngineDeadError,
     EngineOutput,
     EngineRequest,
-    EngineRequestError,
     EngineStats,
     EngineTiming,
+    answer_room,
 )
 from inference_service.engine.schema_instance import WORDS, make_instance
 from inference_service.engine.simulation import CostModel, Generation, Simulation
@@ -84,6 +85,8 @@ class SimulatedEngine:
 
     Same requests in the same order, same answers, whatever `PYTHONHASHSEED` or the time scale.
     """
+
+    capabilities = frozenset(Capability)
 
     def __init__(
         self, config: SimulatedConfig | None = None, respond: Respond | None = None
@@ -212,19 +215,12 @@ class SimulatedEngine:
         return EngineDeadError(f"the simulated engine {self._death}", hint="start the engine again")
 
     def _enter(self, request: EngineRequest) -> tuple[Generation, _Stream]:
-        limit = self.config.max_model_len
+        room = answer_room(request, self.config.max_model_len)
         prompt = list(request.prompt_token_ids)
-        if not 0 < len(prompt) < limit or request.max_tokens < 1:
-            raise EngineRequestError(
-                f"a prompt of {len(prompt):,} tokens (max_tokens={request.max_tokens!r}) does not "
-                f"leave room for an answer in a context window of {limit:,} tokens",
-                hint="shorten the conversation",
-            )
         answer = self._tokenizer.encode(
             self._respond(request, self._tokenizer.decode(prompt)), split_special=True
         )
         answer.append(self._tokenizer.eos_token_id)
-        room = min(request.max_tokens, limit - len(prompt))
         faults = [f for f in self.config.faults if f.request == self._num_requests]
         generation = Generation(
             token_ids=prompt,

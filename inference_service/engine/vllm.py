@@ -22,12 +22,15 @@ from contracts.llm_step import FinishReason
 from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.guardian import Guardian
 from inference_service.engine.protocol import (
+    WARM_UP_SCHEMA,
+    Capability,
     EngineCapacity,
     EngineDeadError,
     EngineOutput,
     EngineRequest,
     EngineRequestError,
     EngineStats,
+    answer_room,
 )
 from inference_service.engine.tokenizer import TransformersTokenizer
 from inference_service.engine.vllm_event import EventFollower
@@ -64,13 +67,6 @@ CPU_SHUTDOWN_S = "1"
 ADOPT_S = 0.1
 """Time between looks for new processes while vLLM starts."""
 
-WARM_UP_SCHEMA = {
-    "type": "object",
-    "properties": {"ready": {"type": "boolean"}},
-    "required": ["ready"],
-    "additionalProperties": False,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class VLLMConfig:
@@ -97,6 +93,8 @@ class VLLMConfig:
 
 class VLLMEngine:
     """vLLM behind the `Engine` protocol."""
+
+    capabilities = frozenset(Capability)
 
     def __init__(self, config: VLLMConfig) -> None:
         self.config = config
@@ -307,17 +305,9 @@ class VLLMEngine:
 
         assert self._capacity is not None
         assert self._tokenizer is not None
-        limit = self._capacity.max_model_len
-        room = limit - len(request.prompt_token_ids)
-        if room < 1 or room == limit or request.max_tokens < 1:
-            raise EngineRequestError(
-                f"a prompt of {limit - room:,} tokens (max_tokens={request.max_tokens!r}) does not "
-                f"leave room for an answer in a context window of {limit:,} tokens",
-                hint="shorten the conversation, or serve with a larger max_model_len",
-            )
         schema = request.json_schema
         return SamplingParams(
-            max_tokens=min(request.max_tokens, room),
+            max_tokens=answer_room(request, self._capacity.max_model_len),
             temperature=request.temperature,
             top_p=request.top_p,
             # vLLM's CPU build dies of a seeded sample whose prompt is computed in chunks
