@@ -52,3 +52,12 @@ class ByteTokenizer:
         except ValueError:
             data = bytes(token for token in token_ids if token < NUM_BYTES)
         return data.decode(errors="replace")
+
+    def to_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text, with that of control tokens."""
+        return b"".join(
+            bytes((token,))
+            if token < NUM_BYTES
+            else self.special_tokens[token - NUM_BYTES].encode()
+            for token in token_ids
+        ).decode(errors="replace")

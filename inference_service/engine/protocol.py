@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from typing import Any, Protocol
 
 from contracts.error import MusterError, UnavailableError
 from contracts.llm_step import FinishReason
+from inference_service.engine.cache_mirror import CacheMirror
 
 
 class EngineRequestError(MusterError):
@@ -19,6 +21,34 @@ class EngineRequestError(MusterError):
 
 class EngineDeadError(UnavailableError):
     """The engine process is gone or broken; every request in it is lost."""
+
+
+WARM_UP_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ready": {"type": "boolean"}},
+    "required": ["ready"],
+    "additionalProperties": False,
+}
+"""What engines warm up their grammar compiler with."""
+
+
+class Capability(StrEnum):
+    """What not every engine can do; everything else holds for all."""
+
+    CACHED_TOKENS = auto()
+    """`num_cached_tokens` is told, on the last piece of a generation at least; without, it is 0."""
+    CACHED_TOKENS_AT_ONCE = auto()
+    """`num_cached_tokens` is told from the first piece on; without, it is 0 before the last."""
+    CACHE_RESET = auto()
+    """`reset_prefix_cache` works."""
+    EXACT_TOKEN_IDS = auto()
+    """Sampled ids are the engine's own; without, they are ids of the text that it told."""
+    LOAD = auto()
+    """`stats` tells all that runs in the engine; without, our own requests only."""
+    PRIORITY = auto()
+    """`EngineRequest.priority` decides the order; without, it changes nothing."""
+    TIMING = auto()
+    """Timings are the engine's own; without, waiting in its queue counts as prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +109,27 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot: requests running and waiting in the engine, share of KV blocks referenced."""
+    """A snapshot: requests running and waiting in the engine, share of KV blocks referenced.
+
+    `num_preemptions` counts, since the start, how often a running request lost its blocks.
+    """
 
     num_running: int
     num_waiting: int
     kv_cache_usage: float
+    num_preemptions: int = 0
+
+
+def answer_room(request: EngineRequest, max_model_len: int) -> int:
+    """Return how many tokens a request may sample at most; EngineRequestError if none."""
+    room = max_model_len - len(request.prompt_token_ids)
+    if room < 1 or room == max_model_len or request.max_tokens < 1:
+        raise EngineRequestError(
+            f"a prompt of {max_model_len - room:,} tokens (max_tokens={request.max_tokens!r}) does "
+            f"not leave room for an answer in a context window of {max_model_len:,} tokens",
+            hint="shorten the conversation, or serve with a larger max_model_len",
+        )
+    return min(request.max_tokens, room)
 
 
 class ChatTokenizer(Protocol):
@@ -110,6 +156,10 @@ class ChatTokenizer(Protocol):
         """Return the text of ids, control tokens left out."""
         ...
 
+    def to_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens included."""
+        ...
+
 
 class Engine(Protocol):
     """An inference engine. `start` first, `close` last; `generate` as often as wanted between.
@@ -122,6 +172,19 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> ChatTokenizer:
         """The served model's tokenizer; valid after `start`."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this engine can do of what not every engine can; valid after `start`."""
+        ...
+
+    @property
+    def cache(self) -> CacheMirror | None:
+        """What the prefix cache holds; valid after `start`, None where the engine does not tell.
+
+        It follows the engine by about a tenth of a second. A new start makes a new mirror.
+        """
         ...
 
     async def start(self) -> EngineCapacity:
@@ -142,6 +205,10 @@ class Engine(Protocol):
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine cannot serve."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests are running or the engine cannot."""
         ...
 
     async def close(self) -> None:

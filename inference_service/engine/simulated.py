@@ -11,14 +11,16 @@ from typing import Literal
 
 from contracts.llm_step import FinishReason
 from inference_service.engine.byte_tokenizer import ByteTokenizer
+from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.protocol import (
+    Capability,
     EngineCapacity,
     EngineDeadError,
     EngineOutput,
     EngineRequest,
-    EngineRequestError,
     EngineStats,
     EngineTiming,
+    answer_room,
 )
 from inference_service.engine.schema_instance import WORDS, make_instance
 from inference_service.engine.simulation import CostModel, Generation, Simulation
@@ -84,6 +86,8 @@ class SimulatedEngine:
     Same requests in the same order, same answers, whatever `PYTHONHASHSEED` or the time scale.
     """
 
+    capabilities = frozenset(Capability)
+
     def __init__(
         self, config: SimulatedConfig | None = None, respond: Respond | None = None
     ) -> None:
@@ -98,6 +102,13 @@ class SimulatedEngine:
         """The byte tokenizer."""
         return self._tokenizer
 
+    @property
+    def cache(self) -> CacheMirror:
+        """What the simulated cache holds, as of the last engine step."""
+        cache = self._simulation.cache
+        assert cache is not None
+        return cache
+
     async def start(self) -> EngineCapacity:
         """Start with an empty cache; also after a death or a close."""
         await self.close()
@@ -108,6 +119,7 @@ class SimulatedEngine:
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            cache=CacheMirror(config.block_size),
         )
         self._streams: dict[Generation, _Stream] = {}
         self._num_requests = 0
@@ -152,6 +164,7 @@ class SimulatedEngine:
             num_running=len(self._simulation.running),
             num_waiting=len(self._simulation.waiting),
             kv_cache_usage=self._simulation.pool.usage,
+            num_preemptions=self._simulation.num_preemptions,
         )
 
     async def check_health(self) -> None:
@@ -162,7 +175,7 @@ class SimulatedEngine:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if requests are running."""
         await self.check_health()
-        return self._simulation.pool.reset()
+        return self._simulation.reset_prefix_cache()
 
     async def close(self) -> None:
         """Stop; requests in flight end with EngineDeadError."""
@@ -173,11 +186,6 @@ class SimulatedEngine:
         await asyncio.gather(runner, return_exceptions=True)
         if self._death is None:
             self._end("is closed")
-
-    @property
-    def num_preemptions(self) -> int:
-        """Times a running request had to give up its blocks, since the start."""
-        return self._simulation.num_preemptions
 
     def check_integrity(self) -> None:
         """Assert that the simulated cache is consistent."""
@@ -207,19 +215,12 @@ class SimulatedEngine:
         return EngineDeadError(f"the simulated engine {self._death}", hint="start the engine again")
 
     def _enter(self, request: EngineRequest) -> tuple[Generation, _Stream]:
-        limit = self.config.max_model_len
+        room = answer_room(request, self.config.max_model_len)
         prompt = list(request.prompt_token_ids)
-        if not 0 < len(prompt) < limit or request.max_tokens < 1:
-            raise EngineRequestError(
-                f"a prompt of {len(prompt):,} tokens (max_tokens={request.max_tokens!r}) does not "
-                f"leave room for an answer in a context window of {limit:,} tokens",
-                hint="shorten the conversation",
-            )
         answer = self._tokenizer.encode(
             self._respond(request, self._tokenizer.decode(prompt)), split_special=True
         )
         answer.append(self._tokenizer.eos_token_id)
-        room = min(request.max_tokens, limit - len(prompt))
         faults = [f for f in self.config.faults if f.request == self._num_requests]
         generation = Generation(
             token_ids=prompt,

@@ -12,7 +12,8 @@ Theory of operation. One engine step is `schedule` → time passes → `update`,
 3. When a running sequence finds no block, the sequence last in (priority, arrival) is preempted:
    it gives up its blocks and waits to be computed again.
 4. A sequence whose tokens are all computed samples one token; its answer was fixed when it came.
-5. A step that only decodes may stand for many: nothing changes until the first sequence ends.
+5. What was stored and evicted is told to `cache`, if there is one, when a step has ended.
+6. A step that only decodes may stand for many: nothing changes until the first sequence ends.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 
 from contracts.llm_step import FinishReason
 from inference_service.engine.block_pool import BlockPool
+from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.protocol import EngineOutput, EngineTiming
 
 
@@ -105,11 +107,15 @@ class Simulation:
         block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        cache: CacheMirror | None = None,
     ) -> None:
+        assert cache is None or cache.block_size == block_size
         self.pool = BlockPool(num_blocks)
         self.running: list[Generation] = []
         self.waiting: list[Generation] = []
         self.num_preemptions = 0
+        self.cache = cache
+        self._stored: list[tuple[list[int], int | None, list[int]]] = []
         self._cost = cost
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
@@ -149,7 +155,23 @@ class Simulation:
             generation.num_computed += num_tokens
             if generation.num_uncomputed == 0 and not generation.is_stalled:
                 outputs.append((generation, self._sample(generation, step.repeats, now)))
+        self._tell_cache()
         return outputs
+
+    def num_cached_tokens(self, token_ids: Sequence[int]) -> int:
+        """Return how much of such a prompt would not be computed again, in tokens."""
+        num_blocks = (len(token_ids) - 1) // self._block_size
+        keys = _prefix_keys([], token_ids, num_blocks * self._block_size, self._block_size)
+        return len(self.pool.find(keys)) * self._block_size
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, changing nothing, while any block is referenced."""
+        if not self.pool.reset():
+            return False
+        self._stored.clear()
+        if self.cache is not None:
+            self.cache.cleared()
+        return True
 
     def _schedule_running(self, num_tokens: dict[Generation, int], budget: int) -> int:
         for generation in sorted(self.running, key=lambda g: g.order):
@@ -249,20 +271,41 @@ class Simulation:
         if num_tokens // self._block_size <= generation.num_named:
             return
         keys = self._prefix_keys(generation, num_tokens)
-        for index in range(generation.num_named, len(keys)):
+        start = generation.num_named
+        for index in range(start, len(keys)):
             self.pool.name(generation.blocks[index], keys[index])
         generation.num_named = len(keys)
+        if self.cache is not None:
+            token_ids = generation.token_ids[
+                start * self._block_size : len(keys) * self._block_size
+            ]
+            self._stored.append((keys[start:], keys[start - 1] if start else None, token_ids))
+
+    def _tell_cache(self) -> None:
+        """Feed the mirror. A block stored and evicted in one step is so counted up, then down."""
+        if self.cache is not None:
+            for event in self._stored:
+                self.cache.stored(*event)
+            self.cache.removed(self.pool.forgotten)
+        self._stored.clear()
+        self.pool.forgotten.clear()
 
     def _prefix_keys(self, generation: Generation, num_tokens: int) -> list[int]:
         """Return the keys of the whole blocks within the first `num_tokens` tokens."""
-        size, keys = self._block_size, generation.keys
-        for start in range(len(keys) * size, num_tokens - size + 1, size):
-            before = keys[-1] if keys else 0
-            keys.append(hash((before, tuple(generation.token_ids[start : start + size]))))
-        return keys[: num_tokens // size]
+        return _prefix_keys(generation.keys, generation.token_ids, num_tokens, self._block_size)
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
+
+
+def _prefix_keys(
+    keys: list[int], token_ids: Sequence[int], num_tokens: int, size: int
+) -> list[int]:
+    """Return the keys of the whole blocks within the first `num_tokens`; `keys` grows with them."""
+    for start in range(len(keys) * size, num_tokens - size + 1, size):
+        before = keys[-1] if keys else 0
+        keys.append(hash((before, tuple(token_ids[start : start + size]))))
+    return keys[: num_tokens // size]
 
 
 def _num_until_event(generation: Generation) -> int:

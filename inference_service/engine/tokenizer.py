@@ -88,6 +88,10 @@ class TransformersTokenizer:
         """Return the text of ids, special tokens left out."""
         return self._plain.decode(list(token_ids), skip_special_tokens=True)
 
+    def to_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return self._plain.decode(list(token_ids), skip_special_tokens=False)
+
     def _torn(self, text: str) -> Iterable[str]:
         """Cut a text inside each control text, after its first character."""
         start = 0

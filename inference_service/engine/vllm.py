@@ -19,17 +19,22 @@ from typing import TYPE_CHECKING
 
 from contracts.error import BadInputError, MusterError, UnavailableError
 from contracts.llm_step import FinishReason
+from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.guardian import Guardian
 from inference_service.engine.protocol import (
+    WARM_UP_SCHEMA,
+    Capability,
     EngineCapacity,
     EngineDeadError,
     EngineOutput,
     EngineRequest,
     EngineRequestError,
     EngineStats,
+    answer_room,
 )
 from inference_service.engine.tokenizer import TransformersTokenizer
-from inference_service.engine.vllm_output import LatestLoad, engine_output
+from inference_service.engine.vllm_event import EventFollower
+from inference_service.engine.vllm_output import LatestLoad, engine_capacity, engine_output
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -62,13 +67,6 @@ CPU_SHUTDOWN_S = "1"
 ADOPT_S = 0.1
 """Time between looks for new processes while vLLM starts."""
 
-WARM_UP_SCHEMA = {
-    "type": "object",
-    "properties": {"ready": {"type": "boolean"}},
-    "required": ["ready"],
-    "additionalProperties": False,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class VLLMConfig:
@@ -96,6 +94,8 @@ class VLLMConfig:
 class VLLMEngine:
     """vLLM behind the `Engine` protocol."""
 
+    capabilities = frozenset(Capability)
+
     def __init__(self, config: VLLMConfig) -> None:
         self.config = config
         self._engine: AsyncLLM | None = None
@@ -104,6 +104,8 @@ class VLLMEngine:
         self._on_cpu = False
         self._in_flight: set[str] = set()
         self._load = LatestLoad()
+        self._cache: CacheMirror | None = None
+        self._events: EventFollower | None = None
         self._guardian = Guardian()
 
     @property
@@ -111,6 +113,11 @@ class VLLMEngine:
         """The model's own tokenizer; valid after `start`."""
         assert self._tokenizer is not None, "the engine is not started"
         return self._tokenizer
+
+    @property
+    def cache(self) -> CacheMirror | None:
+        """What the prefix cache holds, by vLLM's KV events."""
+        return self._cache
 
     async def start(self) -> EngineCapacity:
         """Load the model, warm up, and return the capacity.
@@ -122,10 +129,13 @@ class VLLMEngine:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._guardian.start()
+        self._events = EventFollower()
         try:
             self._tokenizer = await asyncio.to_thread(TransformersTokenizer, self.config.model)
             await self._launched()
-            self._capacity = _capacity(self._running())
+            self._capacity = engine_capacity(self._running())
+            self._cache = CacheMirror(self._capacity.block_size)
+            self._events.follow(self._cache)
             await self._warm_up()
         except BaseException:
             await self.close()
@@ -170,6 +180,7 @@ class VLLMEngine:
             num_running=load.num_running,
             num_waiting=max(load.num_waiting, unfinished - load.num_running),
             kv_cache_usage=load.kv_cache_usage,
+            num_preemptions=load.num_preemptions,
         )
 
     async def check_health(self) -> None:
@@ -178,7 +189,10 @@ class VLLMEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if requests are running."""
-        return bool(await self._running().reset_prefix_cache())
+        is_reset = bool(await self._running().reset_prefix_cache())
+        if is_reset and self._events is not None:
+            self._events.reset_done()
+        return is_reset
 
     async def close(self) -> None:
         """Stop vLLM and every process of it; requests in flight end with EngineDeadError."""
@@ -190,6 +204,8 @@ class VLLMEngine:
                 await asyncio.to_thread(engine.shutdown)
             del engine
             gc.collect()  # vLLM shuts down once more when collected, with a traceback if at exit
+        if self._events is not None:
+            await self._events.close()
         await asyncio.to_thread(self._guardian.close)
         self._load = LatestLoad()
 
@@ -233,8 +249,10 @@ class VLLMEngine:
             ) from error
 
     def _arguments(self) -> AsyncEngineArgs:
+        from vllm.config import KVEventsConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
 
+        assert self._events is not None
         config = self.config
         on_cpu = self._on_cpu
         sizes = {
@@ -256,6 +274,7 @@ class VLLMEngine:
             seed=config.seed,
             scheduling_policy="priority",
             enable_prefix_caching=True,
+            kv_events_config=KVEventsConfig(**self._events.config),
             structured_outputs_config={
                 "backend": "xgrammar",
                 "disable_any_whitespace": True,
@@ -286,17 +305,9 @@ class VLLMEngine:
 
         assert self._capacity is not None
         assert self._tokenizer is not None
-        limit = self._capacity.max_model_len
-        room = limit - len(request.prompt_token_ids)
-        if room < 1 or room == limit or request.max_tokens < 1:
-            raise EngineRequestError(
-                f"a prompt of {limit - room:,} tokens (max_tokens={request.max_tokens!r}) does not "
-                f"leave room for an answer in a context window of {limit:,} tokens",
-                hint="shorten the conversation, or serve with a larger max_model_len",
-            )
         schema = request.json_schema
         return SamplingParams(
-            max_tokens=min(request.max_tokens, room),
+            max_tokens=answer_room(request, self._capacity.max_model_len),
             temperature=request.temperature,
             top_p=request.top_p,
             # vLLM's CPU build dies of a seeded sample whose prompt is computed in chunks
@@ -354,21 +365,6 @@ def _unheard() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _capacity(engine: AsyncLLM) -> EngineCapacity:
-    config = engine.vllm_config
-    cache = config.cache_config
-    block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
-    assert cache.num_gpu_blocks is not None
-    return EngineCapacity(
-        max_num_seqs=config.scheduler_config.max_num_seqs,
-        # blocks x block size is wrong for hybrid models
-        kv_tokens=cache.kv_cache_size_tokens or cache.num_gpu_blocks * block_size,
-        block_size=block_size,
-        max_model_len=config.model_config.max_model_len,
-        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-    )
 
 
 def _context_window(model: Path) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from contracts.error import UnavailableError
 from contracts.llm_step import FinishReason
-from inference_service.engine.protocol import EngineOutput, EngineTiming
+from inference_service.engine.protocol import EngineCapacity, EngineOutput, EngineTiming
 
 FINISH_REASONS = {
     "stop": FinishReason.STOP,
@@ -17,12 +17,16 @@ FINISH_REASONS = {
 
 
 class LatestLoad:
-    """A stat logger of vLLM that keeps the scheduler's last word and writes nothing."""
+    """A stat logger of vLLM that keeps the scheduler's last word and writes nothing.
+
+    `num_preemptions` adds up what each engine step tells.
+    """
 
     def __init__(self) -> None:
         self.num_running = 0
         self.num_waiting = 0
         self.kv_cache_usage = 0.0
+        self.num_preemptions = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
         """Take over a snapshot; engine steps without one change nothing."""
@@ -32,6 +36,8 @@ class LatestLoad:
                 scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             )
             self.kv_cache_usage = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.num_preemptions += iteration_stats.num_preempted_reqs
 
     def log(self) -> None:
         """Write nothing."""
@@ -41,6 +47,22 @@ class LatestLoad:
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
         """Ignore; the engine is never put to sleep."""
+
+
+def engine_capacity(engine: Any) -> EngineCapacity:
+    """Return what a launched `AsyncLLM` can hold."""
+    config = engine.vllm_config
+    cache = config.cache_config
+    block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
+    assert cache.num_gpu_blocks is not None
+    return EngineCapacity(
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        # blocks x block size is wrong for hybrid models; one block is vLLM's placeholder
+        kv_tokens=(cache.kv_cache_size_tokens or cache.num_gpu_blocks * block_size) - block_size,
+        block_size=block_size,
+        max_model_len=config.model_config.max_model_len,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+    )
 
 
 def engine_output(output: Any) -> EngineOutput:

@@ -11,18 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_service.engine.protocol import (
+    Engine,
     EngineCapacity,
     EngineOutput,
     EngineRequest,
-    EngineStats,
 )
-from inference_service.engine.simulated import SimulatedEngine
-from inference_service.engine.vllm import VLLMEngine
 
 DEADLINE_S = 60.0
 """A generation of these tests takes seconds; on a machine with much other work, more."""
-
-IDLE = EngineStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
 
 _numbers = itertools.count()
 
@@ -31,7 +27,7 @@ _numbers = itertools.count()
 class Running:
     """A started engine and what `start` said of it."""
 
-    engine: SimulatedEngine | VLLMEngine
+    engine: Engine
     capacity: EngineCapacity
 
     def request(self, text: str, max_tokens: int = 16, **options: Any) -> EngineRequest:
@@ -64,7 +60,7 @@ class Ended:
         return self.pieces[-1]
 
 
-async def run(engine: SimulatedEngine | VLLMEngine, request: EngineRequest) -> Ended:
+async def run(engine: Engine, request: EngineRequest) -> Ended:
     """Run a request to its end."""
     start_s = time.monotonic()
     async with asyncio.timeout(DEADLINE_S), aclosing(engine.generate(request)) as outputs:
@@ -79,6 +75,7 @@ async def until(holds: Callable[[], Awaitable[bool]], within_s: float) -> None:
             await asyncio.sleep(0.005)
 
 
-async def is_idle(engine: SimulatedEngine | VLLMEngine) -> bool:
+async def is_idle(engine: Engine) -> bool:
     """Whether no request is left in the engine and no KV block is referenced."""
-    return await engine.stats() == IDLE
+    stats = await engine.stats()
+    return (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)

@@ -22,10 +22,9 @@ def test_blocks_are_free_or_referenced_and_names_agree(moves: list[tuple[int, in
             cached = pool.find(keys)
             new = pool.take(cached, number - len(cached))
             if new is not None:
-                blocks = [*cached, *new]
-                for block, key in zip(blocks, keys, strict=True):
+                for block, key in zip(new, keys[len(cached) :], strict=True):
                     pool.name(block, key)
-                held.append(blocks)
+                held.append([*cached, *new])
         pool.check_integrity()
         assert pool.num_free + len({block for blocks in held for block in blocks}) == SIZE
 
@@ -51,6 +50,23 @@ def test_last_block_of_a_released_sequence_is_evicted_first() -> None:
     pool.release(blocks)
     pool.take((), 1)
     assert pool.find([0, 1, 2]) == blocks[:2]
+
+
+def test_prefix_held_twice_is_found_until_both_blocks_are_evicted() -> None:
+    pool = BlockPool(2)
+    first, second = pool.take((), 1), pool.take((), 1)
+    assert first is not None
+    assert second is not None
+    pool.name(first[0], 7)
+    pool.name(second[0], 7)
+    pool.release(first)
+    pool.release(second)
+    assert pool.take((), 1) == first
+    assert pool.find([7]) == second
+    assert pool.take((), 1) == second
+    assert pool.find([7]) == []
+    assert pool.forgotten == [7, 7]
+    pool.check_integrity()
 
 
 def test_reset_forgets_prefixes_only_when_nothing_is_referenced() -> None:
