@@ -70,10 +70,13 @@ class ModelChecksumError(MusterError):
     """A model's source is not the file we know; nothing is made from it."""
 
 
-def prepare_model(name_or_path: str, data_dir: Path, progress: Progress) -> ModelFiles:
+def prepare_model(
+    name_or_path: str, data_dir: Path, progress: Progress, *, with_weights: bool = True
+) -> ModelFiles:
     """Return the files of a model, fetching or converting it first if that has not been done.
 
-    `progress` gets a line for each thing that takes long. Raises BadInputError for what is no
+    `progress` gets a line for each thing that takes long. Without weights, a hub is asked for the
+    small files only, which hold the tokenizer. Raises BadInputError for what is no
     model, ModelChecksumError for a wrong source, UnavailableError if a download does not work.
     """
     if name_or_path in MODELS:
@@ -82,7 +85,7 @@ def prepare_model(name_or_path: str, data_dir: Path, progress: Progress) -> Mode
     if path.exists():
         return _local(path)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name_or_path):
-        return _local(_from_hub(name_or_path, progress), name_or_path)
+        return _local(_from_hub(name_or_path, progress, with_weights), name_or_path)
     raise BadInputError(
         f"no model {name_or_path!r}: it is neither a known name nor a path that exists",
         hint=f"known names: {', '.join(MODELS)}; or give the directory of a checkpoint, "
@@ -118,12 +121,13 @@ def _light_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _from_hub(name: str, progress: Progress) -> Path:
+def _from_hub(name: str, progress: Progress, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     progress(f"fetching {name} from the Hugging Face hub, unless it is cached")
+    ignored = ["*.gguf", "*.bin", "original/*", *([] if with_weights else ["*.safetensors"])]
     try:
-        return Path(snapshot_download(name, ignore_patterns=["*.gguf", "*.bin", "original/*"]))
+        return Path(snapshot_download(name, ignore_patterns=ignored))
     except Exception as error:  # the hub's client raises errors of many libraries
         raise UnavailableError(
             f"the model {name!r} is not a directory here, and the Hugging Face hub did not give "

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contracts.error import BadInputError
@@ -77,13 +84,23 @@ class Settings(BaseSettings):
     that vLLM can load."""
     model_name: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,63})?$")
     """Name jobs call the model by; empty derives it from `model`."""
-    engine: Literal["vllm", "simulated"] = "vllm"
-    """Engine of the inference service; `simulated` follows a cost model and needs no weights."""
+    engine: Literal["vllm", "simulated", "openai"] = "vllm"
+    """Engine of the inference service: `vllm` runs in it, `openai` is a server that runs already,
+    `simulated` follows a cost model and needs no weights."""
+    openai_url: str = ""
+    """`http://…` of an OpenAI-compatible server, for the engine `openai`; `model` says whose
+    tokenizer its model has."""
+    openai_api_key: SecretStr = SecretStr("")
+    """Key that server asks for; empty sends none."""
+    openai_model: str = ""
+    """Name that server calls the model by; empty takes the only one it serves."""
+    openai_kv_tokens: int = Field(0, ge=0)
+    """Size of that server's KV cache, in tokens; 0 takes what vLLM tells in its metrics."""
     simulated_time_scale: float = Field(1.0, ge=0.0, le=100.0)
     """Wall seconds per second of the simulated engine's time; 0 answers at once, to measure what
     everything but the engine costs."""
     max_num_seqs: int = Field(32, ge=1, le=4_096)
-    """Sequences the engine runs at once."""
+    """Sequences the engine runs at once; on a server of your own, what it was started with."""
     kv_cache_bytes: int = Field(0, ge=0)
     """Memory of the engine's KV cache, in bytes; 0 takes what the engine chooses (on a GPU most of
     what the model leaves, on a CPU 1 GiB)."""
@@ -125,7 +142,7 @@ class Settings(BaseSettings):
             raise ValueError("it should be host:port, as in localhost:7233")
         return value
 
-    @field_validator("inference_url")
+    @field_validator("inference_url", "openai_url")
     @classmethod
     def _is_http_url(cls, value: str) -> str:
         try:
@@ -134,7 +151,7 @@ class Settings(BaseSettings):
         except ValueError:
             is_good = False
         if value and not is_good:
-            raise ValueError("it should be a URL, as in http://localhost:8100")
+            raise ValueError("it should be a URL, as in http://localhost:8000")
         return value
 
     @field_validator("tool_path", mode="before")
@@ -160,6 +177,12 @@ class Settings(BaseSettings):
             raise ValueError(f"ports must differ, got {ports}")
         return self
 
+    @model_validator(mode="after")
+    def _engine_has_a_server(self) -> Settings:
+        if self.engine == "openai" and not self.openai_url:
+            raise ValueError("the engine openai needs openai_url, as in http://localhost:8000")
+        return self
+
     @property
     def log_dir(self) -> Path:
         """Directory of the processes' logs, one file each."""
@@ -176,6 +199,7 @@ class Settings(BaseSettings):
     def environment(self) -> dict[str, str]:
         """Return the variables that make a child process read these same settings."""
         values = self.model_dump(mode="json")
+        values["openai_api_key"] = self.openai_api_key.get_secret_value()
         values["tool_path"] = os.pathsep.join(values["tool_path"])
         return {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in values.items()}
 

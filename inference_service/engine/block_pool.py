@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 class BlockPool:
     """`num_blocks` KV blocks. A block's key names the whole prefix that ends in it.
 
-    `evicted` gathers the keys of blocks whose prefix was forgotten, one for each block, until the
+    `forgotten` gathers the keys of blocks whose prefix was forgotten, one for each block, until the
     owner takes them away.
     """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
-        self.evicted: list[int] = []
+        self.forgotten: list[int] = []
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._key_of: list[int | None] = [None] * num_blocks
@@ -83,7 +83,7 @@ class BlockPool:
         if len(self._free) < self.num_blocks:
             return False
         self._blocks_of.clear()
-        self.evicted.clear()
+        self.forgotten.clear()
         self._key_of = [None] * self.num_blocks
         return True
 
@@ -103,6 +103,6 @@ class BlockPool:
             if not blocks:
                 del self._blocks_of[key]
             self._key_of[block] = None
-            self.evicted.append(key)
+            self.forgotten.append(key)
         self._references[block] = 1
         return block

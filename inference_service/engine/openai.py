@@ -99,7 +99,7 @@ class OpenAIEngine:
         """
         await self.close()
         config = self.config
-        self._client = connect(config)
+        self._client = connect(config.url, config.api_key)
         try:
             card = await self._find_model()
             self._tokenizer = await asyncio.to_thread(TransformersTokenizer, config.tokenizer)
@@ -276,7 +276,7 @@ class OpenAIEngine:
         found = {
             Capability.PRIORITY: self._dialect.priority,
             Capability.CACHED_TOKENS: seen[-1].cached_tokens is not None,
-            Capability.EXACT_TOKEN_IDS: seen[-1].token_ids is not None,
+            Capability.EXACT_TOKEN_IDS: any(delta.token_ids is not None for delta in seen),
             Capability.LOAD: load_from_metrics(metrics) is not None,
             Capability.CACHE_RESET: await self._can_reset(),
         }

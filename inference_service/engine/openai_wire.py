@@ -55,11 +55,6 @@ class OpenAIConfig:
     kv_tokens: int | None = None
     max_model_len: int | None = None
 
-    @property
-    def root(self) -> str:
-        """The URL that `/v1`, `/health` and `/metrics` come behind."""
-        return self.url.rstrip("/").removesuffix("/v1").rstrip("/")
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -264,14 +259,26 @@ def _cache_sizes(text: str) -> Iterator[tuple[int, int]]:
                 yield told.get("kv_cache_size_tokens", blocks * size) - size, size
 
 
-def connect(config: OpenAIConfig) -> httpx.AsyncClient:
+def connect(url: str, api_key: str, timeout_s: float = ASK_S) -> httpx.AsyncClient:
     """Return a client for the server; nothing is asked yet."""
     return httpx.AsyncClient(
-        base_url=config.root,
-        headers={"Authorization": f"Bearer {config.api_key}"} if config.api_key else {},
-        timeout=httpx.Timeout(ASK_S, connect=CONNECT_S),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=config.max_num_seqs),
+        base_url=url.rstrip("/").removesuffix("/v1").rstrip("/"),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
+        limits=httpx.Limits(max_connections=None),
     )
+
+
+async def served_models(url: str, api_key: str, timeout_s: float) -> list[str]:
+    """Return the names of what a server serves.
+
+    Raises EngineDeadError if it does not answer, BadInputError if it refuses or is no such server.
+    """
+    async with connect(url, api_key, timeout_s) as client:
+        try:
+            return [str(card.get("id")) for card in await list_models(client, url)]
+        except httpx.TransportError as error:
+            raise unreachable(error, url) from error
 
 
 async def list_models(client: httpx.AsyncClient, url: str) -> list[dict[str, Any]]:

@@ -286,9 +286,9 @@ class Simulation:
         if self.cache is not None:
             for event in self._stored:
                 self.cache.stored(*event)
-            self.cache.removed(self.pool.evicted)
+            self.cache.removed(self.pool.forgotten)
         self._stored.clear()
-        self.pool.evicted.clear()
+        self.pool.forgotten.clear()
 
     def _prefix_keys(self, generation: Generation, num_tokens: int) -> list[int]:
         """Return the keys of the whole blocks within the first `num_tokens` tokens."""

@@ -42,6 +42,7 @@ class LifeModel:
         self._ended = [0] * (MAX_STEPS + 1)
         self._grown = 0.0
         self._of = 0.0
+        self._continued = 0
         self._left: list[float] | None = None
 
     def step_finished(self, steps: int, grown_tokens: int, context_tokens: int) -> None:
@@ -50,8 +51,10 @@ class LifeModel:
         A session's first step adds nothing to a context that was there before: pass 0 tokens.
         """
         self._reached[min(steps, MAX_STEPS)] += 1
-        self._grown += grown_tokens
-        self._of += context_tokens
+        if context_tokens:
+            self._grown += grown_tokens
+            self._of += context_tokens
+            self._continued += 1
         self._left = None
 
     def session_ended(self, steps: int) -> None:
@@ -64,6 +67,14 @@ class LifeModel:
         if self._left is None:
             self._left = self._expected()
         return self._left[min(steps, MAX_STEPS)]
+
+    def context_tokens(self) -> float:
+        """Return the mean length of a context that a step is added to."""
+        return self._of / max(1, self._continued)
+
+    def new_tokens(self, output_tokens: float) -> float:
+        """Return the mean prompt tokens that a step adds, its output left out."""
+        return max(1.0, self._grown / max(1, self._continued) - output_tokens)
 
     def growth_share(self) -> float:
         """Return a step's expected growth as a share of its context."""

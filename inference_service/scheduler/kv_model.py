@@ -99,6 +99,10 @@ class KVModel:
         """Return the blocks of a context that no other session shares."""
         return sum(node.size for node in chain if node.users == 1)
 
+    def missing_blocks(self, chain: Chain) -> int:
+        """Return the whole blocks of a context that are not believed cached."""
+        return sum(node.size - node.resident for node in chain)
+
     def unkept_blocks(self, chain: Chain) -> int:
         """Return the blocks that running this context would add to the kept ones."""
         return sum(node.size for node in chain if not node.is_kept)
@@ -211,7 +215,7 @@ class KVModel:
     @property
     def unheld_free(self) -> int:
         """Blocks that the engine can allocate without evicting anything that is held."""
-        return self._blank + sum_free(self._resident, self.running, self._held_free)
+        return self._blank + max(0, self._resident - self.running - self._held_free)
 
     def clear(self) -> None:
         """Believe that nothing is cached."""
@@ -285,8 +289,3 @@ class KVModel:
             self._collect(node)
         elif not node.running and node not in self._free:
             self._free[node] = None
-
-
-def sum_free(resident: int, running: int, held_free: int) -> int:
-    """Return the cached blocks that are neither running nor held."""
-    return max(0, resident - running - held_free)

@@ -87,14 +87,10 @@ class Leases:
             chance = self._gaps.returns_within(session.gap_key, waited_s, LOSS_WINDOW_S, now)
         return chance * self._rate.prefill_s(self._kv.cached_tokens(session.chain))
 
-    def next_return_s(self, running: int, now: float) -> float:
-        """Return the expected time until any session that holds comes back.
-
-        That is one whose tools are out, or one of the `running`, which must end and go out first.
-        """
-        rate = running / (0.5 * self._rate.decode_s + self._gaps.typical_s)
-        for session in islice(self._acting.values(), MAX_CANDIDATES):
-            rate += 1 / max(self.remaining_s(session, now), 0.001)
+    def next_return_s(self, now: float) -> float:
+        """Return the expected time until a session that is kept comes back, if the engine idles."""
+        away = islice(self._acting.values(), MAX_CANDIDATES)
+        rate = sum(1 / max(self.remaining_s(session, now), 0.001) for session in away)
         return 1 / rate if rate else math.inf
 
     def to_yield(
@@ -124,6 +120,10 @@ class Leases:
                 blocks += freed
                 loss_s += self.loss_s(session, now)
         return Yield(tuple(chosen), blocks, loss_s) if blocks >= num_blocks else None
+
+    def acting(self) -> list[Session]:
+        """Return kept sessions whose tools are out, longest away first; at most a few."""
+        return list(islice(self._acting.values(), MAX_CANDIDATES))
 
     def ended(self, now: float) -> list[Session]:
         """Return leases that are kept for nothing: their sessions will hardly come back."""

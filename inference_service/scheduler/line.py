@@ -100,7 +100,7 @@ class Line:
             self._overtakers.clear()
             self._overtaken_at.clear()
 
-    def dispatched(self, step: Step, now: float) -> None:
+    def admitted(self, step: Step, now: float) -> None:
         """Charge a new session's step to its tenant and note whom it has overtaken."""
         tenant = step.ready.tenant
         weight = self._weights.get(tenant, 1.0)

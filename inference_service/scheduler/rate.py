@@ -81,23 +81,14 @@ class RateModel:
         return self._decode_tokens / self._decodes
 
     @property
-    def engine_step_s(self) -> float:
-        """Seconds of an engine step that decodes one step's token."""
-        base_s, each_s = self._line.fit()
-        return base_s + each_s
+    def decode_base_s(self) -> float:
+        """Seconds of an engine step that decodes, shared by all that decode in it."""
+        return self._line.fit()[0]
 
-    def spare_share(self) -> float:
-        """Return the share of the engine's time that another step could have for nothing.
-
-        1 if it does nothing, 0 while it computes prompts, a / (a + c n) while n steps decode.
-        """
-        if self._prefilling:
-            return 0.0
-        if not self._decoding:
-            return 1.0
-        base_s, each_s = self._line.fit()
-        busy_s = base_s + each_s * self._decoding
-        return base_s / busy_s if busy_s else 0.0
+    @property
+    def decode_each_s(self) -> float:
+        """Seconds that each step adds to an engine step that decodes."""
+        return self._line.fit()[1]
 
     def prefill_s(self, num_tokens: int) -> float:
         """Return the expected time to compute so many prompt tokens."""

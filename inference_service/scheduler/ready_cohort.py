@@ -1,20 +1,39 @@
-"""The ready-cohort scheduler.
+"""The ready-cohort scheduler: which steps go to the engine now, and whose KV stays there.
 
-Theory of operation (written below once it holds).
+Theory of operation. A *step* is in exactly one place:
+
+    StepReady      -> READY (in line); gone by Reject if it can never fit
+    Dispatch       READY -> PREFILL
+    FirstToken     PREFILL -> DECODE
+    StepFinished   PREFILL | DECODE -> gone; its session acts
+    StepFailed     PREFILL | DECODE -> gone; its session is forgotten, a retry comes back as known
+    StepCancelled  READY -> gone; PREFILL | DECODE -> Abort is ordered, gone at StepFailed
+    Shed           READY -> gone: deadline or time to live over, or its fan-out group resolved
+
+A *session* is admitted when its first step is dispatched, and has its place by that from then on.
+It is READY, RUNNING or ACTING with its step, and forgotten when it ends or idles. Admitted sessions
+are *kept* (their KV is held between steps, by leases) as long as the forecast of what all kept
+sessions will grow to allows it; the others are *cold* and compute their context again.
+
+`schedule` goes through the line in order and dispatches every step that fits: as long as the engine
+has a seat and its own queue stays shallow, no step that fits waits. What fits is in `room.py`, the
+order in `line.py`, what leases are worth in `lease.py`. Then, if the engine would idle, it weighs
+letting leases give way against waiting. Before a step allocates, kept sessions that the engine
+would evict next are touched (`touch.py`); the step waits for that, since it is what keeps hits.
+
+A step that sessions which came later have overtaken for half of `max_overtaken_s` is a barrier: no
+new session is admitted before it. After the other half it is due: leases give way to it.
+
+Everything is learned from events (`gap.py`, `rate.py`, `forecast.py`); nothing is told about the
+workload. No clock, no chance: same events, same decisions.
 """
 
 from __future__ import annotations
 
 import math
 
-from inference_service.scheduler.decision import (
-    Abort,
-    Decision,
-    Dispatch,
-    Refresh,
-    Reject,
-    Shed,
-)
+from inference_service.scheduler.admission import Admission
+from inference_service.scheduler.decision import Abort, Decision, Dispatch, Reject, Shed
 from inference_service.scheduler.event import (
     CapacityChanged,
     EngineLost,
@@ -31,16 +50,23 @@ from inference_service.scheduler.event import (
     ToolsStarted,
     TouchDone,
 )
-from inference_service.scheduler.forecast import MAX_STEPS, LifeModel, Outlook, PeakModel
 from inference_service.scheduler.gap import GapModel
 from inference_service.scheduler.kv_model import KVModel
-from inference_service.scheduler.lease import Leases, Yield
+from inference_service.scheduler.lease import Leases
 from inference_service.scheduler.line import Line
 from inference_service.scheduler.protocol import IllegalEventError
 from inference_service.scheduler.rate import RateModel
+from inference_service.scheduler.room import Room
 from inference_service.scheduler.session import Phase, Session, State, Step
 from inference_service.scheduler.setting import SchedulerSettings
-from inference_service.scheduler.view import SchedulerView
+from inference_service.scheduler.touch import Touches
+from inference_service.scheduler.view import SchedulerView, lease_view
+
+RECONSIDER_S = 0.1
+"""Time between two looks at an idle engine with a line in front of it: chances change with time."""
+
+IDLE_LOOKAHEAD = 8
+"""Waiting steps that are weighed for an idle engine."""
 
 
 class ReadyCohort:
@@ -50,30 +76,31 @@ class ReadyCohort:
         self, capacity: CapacityChanged, settings: SchedulerSettings | None = None
     ) -> None:
         self._settings = settings or SchedulerSettings()
-        self._capacity = capacity
         self._kv = KVModel(capacity.num_blocks, capacity.block_size)
         self._gaps = GapModel()
         self._rate = RateModel()
-        self._lives = LifeModel()
-        self._peaks = PeakModel()
         self._leases = Leases(self._kv, self._gaps, self._rate)
+        self._admission = Admission(self._kv, self._gaps, self._rate)
+        self._room = Room(
+            capacity, self._settings, self._kv, self._leases, self._admission, self._rate
+        )
+        self._touches = Touches(self._kv, self._gaps, self._rate)
         self._line = Line(self._settings.tenant_weights)
         self._sessions: dict[str, Session] = {}
+        self._away: dict[str, Session] = {}
         self._engine: dict[str, Step] = {}
-        self._tail_blocks = 0
         self._uncomputed = 0
-        self._touching: Session | None = None
+        self._new_in_engine = 0
         self._due: list[Decision] = []
         self._arrivals = 0
         self._admissions = 0
-        self._now = -math.inf
-        self._yielded = 0
         self._disagreements = 0
         self._disagreement_tokens = 0
-        self._wake_s: float | None = None
         self._barrier: tuple[Step, float] | None = None
+        self._wake_s: float | None = None
+        self._now = -math.inf
 
-    # events -----------------------------------------------------------------------------------
+    # What has happened.
 
     def receive(self, event: Event, now: float) -> None:
         """Note an event. Raises `IllegalEventError`, and changes nothing, if it cannot be."""
@@ -89,13 +116,15 @@ class ReadyCohort:
             case StepFinished():
                 self._step_finished(event, now)
             case StepFailed(step_id):
-                self._step_failed(step_id, now)
-            case ToolsStarted(session_id, tools):
-                self._tools_started(session_id, tools, now)
+                step = self._dispatched(step_id)
+                self._leave_engine(step, 0, now)
+                self._forget(step.session)
+            case ToolsStarted():
+                self._tools_started(event, now)
             case SessionIdle(session_id):
-                self._session_idle(session_id)
+                self._session_gone(session_id, has_ended=False)
             case SessionEnded(session_id):
-                self._session_ended(session_id)
+                self._session_gone(session_id, has_ended=True)
             case TouchDone(session_id, cached_tokens):
                 self._touch_done(session_id, cached_tokens)
             case KVEvicted(session_id, cached_tokens):
@@ -106,7 +135,7 @@ class ReadyCohort:
             case CapacityChanged():
                 self._capacity_changed(event)
             case EngineLost():
-                self._engine_lost()
+                self._engine_lost(now)
         self._now = now
 
     def _step_ready(self, ready: StepReady, now: float) -> None:
@@ -121,25 +150,33 @@ class ReadyCohort:
         if session is None:
             session = self._sessions[ready.session] = Session(ready.session, ready.tenant)
             if not ready.is_new:
-                session.admitted = self._next_admission()
-        if session.state is State.ACTING:
+                self._admit(session)
+        elif session.state is State.ACTING:
             self._gaps.come_back(session.id, session.gap_key, now)
             self._leases.back(session)
+            self._away.pop(session.id, None)
         session.state = State.READY
-        holds = session.holds
-        self._leases.release(session)
+        self._continue_path(session, ready)
+        self._arrivals += 1
+        self._line.add(Step(ready, session, self._arrivals))
+
+    def _continue_path(self, session: Session, ready: StepReady) -> None:
+        """Let the session's chain be the step's prompt, cached as far as the engine says."""
+        is_kept = session.holds
+        if is_kept:
+            self._leases.release(session)
         session.chain = self._kv.extended(session.chain, ready.path)
         if ready.cached_tokens is not None:
             self._kv.correct(session.chain, ready.cached_tokens)
-        if holds:
+        if is_kept:
             self._leases.hold(session)
-        self._arrivals += 1
-        self._line.add(Step(ready, session, self._arrivals, now))
-        self._expect(session)
+            self._admission.keep(session)
 
     def _step_cancelled(self, step_id: str) -> None:
         if step := self._line.get(step_id):
             self._take_out(step)
+            return
+        if any(isinstance(due, Reject | Shed) and due.step_id == step_id for due in self._due):
             return
         step = self._dispatched(step_id)
         if not step.is_aborting:
@@ -151,9 +188,9 @@ class ReadyCohort:
         if step.phase is not Phase.PREFILL:
             raise IllegalEventError(f"step {step_id!r} has had its first token")
         step.phase = Phase.DECODE
-        step.first_token_s = now
         self._uncomputed -= step.uncomputed
         self._rate.first_token(step_id, step.ready.prompt_tokens - cached_tokens, now)
+        self._touches.came_back(step.session, cached_tokens)
         if step.expected_cached != cached_tokens:
             self._disagreements += 1
             self._disagreement_tokens += abs(step.expected_cached - cached_tokens)
@@ -163,57 +200,47 @@ class ReadyCohort:
         session = step.session
         if event.leaf.end < session.tokens:
             raise IllegalEventError(f"step {step.id!r} ends before its prompt does: {event.leaf}")
-        output = event.leaf.end - session.tokens
-        session.steps += 1
+        output_tokens = event.leaf.end - session.tokens
         self._kv.grow(session.chain[-1], event.leaf.end)
-        self._leave_engine(step, output, now)
-        self._leases.hold(session)
-        self._line.member_finished(step.ready.fan_out)
-        self._learn_growth(session)
+        self._leave_engine(step, output_tokens, now)
+        session.steps += 1
         session.state = State.ACTING
         session.away_since, session.gap_key, session.tools = now, "", ()
-        self._expect(session)
+        self._away[session.id] = session
+        self._line.member_finished(step.ready.fan_out)
+        self._admission.step_finished(session)
+        if session.holds:
+            self._leases.hold(session)
+            self._admission.keep(session)
+        self._admission.plan(
+            self._room.watermark, len(self._sessions), self._room.capacity.max_num_seqs, now
+        )
 
-    def _step_failed(self, step_id: str, now: float) -> None:
-        step = self._dispatched(step_id)
-        self._leave_engine(step, 0, now)
-        step.session.state = State.IDLE
-        self._let_go(step.session)
-
-    def _tools_started(self, session_id: str, tools: tuple[str, ...], now: float) -> None:
-        session = self._known(session_id, State.ACTING)
-        session.tools = tools
-        session.gap_key = self._gaps.leave(session_id, tools, now)
+    def _tools_started(self, event: ToolsStarted, now: float) -> None:
+        session = self._sessions.get(event.session)
+        if session is None or session.state is not State.ACTING:
+            raise IllegalEventError(f"session {event.session!r} has no step that has just ended")
+        session.tools = event.tools
+        session.gap_key = self._gaps.leave(session.id, event.tools, now)
         self._leases.away(session)
+        if len(self._away) > self._settings.max_sessions:
+            self._forget(next(iter(self._away.values())))
 
-    def _session_idle(self, session_id: str) -> None:
+    def _session_gone(self, session_id: str, *, has_ended: bool) -> None:
         session = self._sessions.get(session_id)
         if session is None:
             return
         if session.state in (State.READY, State.RUNNING):
             raise IllegalEventError(f"session {session_id!r} has a step here")
-        self._gaps.give_up(session_id, session.gap_key)
-        session.state = State.IDLE
-        self._let_go(session)
-
-    def _session_ended(self, session_id: str) -> None:
-        session = self._sessions.get(session_id)
-        if session is None:
-            return
-        if session.state in (State.READY, State.RUNNING):
-            raise IllegalEventError(f"session {session_id!r} has a step here")
-        self._gaps.give_up(session_id, session.gap_key)
-        self._lives.session_ended(session.steps)
+        if has_ended:
+            self._admission.session_ended(session)
         self._forget(session)
 
     def _touch_done(self, session_id: str, cached_tokens: int) -> None:
-        if self._touching is None or self._touching.id != session_id:
+        session = self._touches.under_way
+        if session is None or session.id != session_id:
             raise IllegalEventError(f"session {session_id!r} is not being touched")
-        session, self._touching = self._touching, None
-        session.is_touching = False
-        if cached_tokens >= 0 and session.chain:
-            self._kv.correct(session.chain, cached_tokens)
-            self._kv.touch(session.chain)
+        self._touches.done(session, cached_tokens)
 
     def _evicted(self, session_id: str, cached_tokens: int) -> None:
         session = self._sessions.get(session_id)
@@ -221,22 +248,26 @@ class ReadyCohort:
             self._kv.correct(session.chain, min(cached_tokens, session.tokens))
 
     def _capacity_changed(self, capacity: CapacityChanged) -> None:
-        self._capacity = capacity
+        if capacity.block_size != self._kv.block_size:
+            raise IllegalEventError(
+                f"blocks of {self._kv.block_size} tokens cannot become {capacity.block_size}"
+            )
+        self._room.capacity = capacity
+        self._kv.num_blocks = capacity.num_blocks
         for step in self._line.first(len(self._line)):
             if rejection := self._never_fits(step.ready):
                 self._take_out(step)
                 self._due.append(rejection)
 
-    def _engine_lost(self) -> None:
+    def _engine_lost(self, now: float) -> None:
         for step in list(self._engine.values()):
-            self._leave_engine(step, 0, self._now)
-            step.session.state = State.IDLE
-            self._let_go(step.session)
+            self._leave_engine(step, 0, now)
+            self._forget(step.session)
         self._rate.lost()
+        self._touches.lost()
         self._kv.clear()
-        self._touching = None
 
-    # decisions --------------------------------------------------------------------------------
+    # What is to be done.
 
     def schedule(self, now: float) -> list[Decision]:
         """Return what is to be done now: ends first, since they make room, then one cohort."""
@@ -244,252 +275,57 @@ class ReadyCohort:
         self._now = now
         self._wake_s = None
         self._shed(self._line.expired(now), "its time is over")
-        self._end_leases(now)
+        if self.retry_after_s() is not None:
+            self._shed(self._line.speculative(), "the line is full")
+        for session in self._leases.ended(now):
+            self._room.release(session)
         decisions, self._due = self._due, []
         cohort = self._cohort(now)
         if cohort:
             decisions.append(Dispatch(tuple(step.id for step in cohort)))
-        if self._due:
-            decisions += self._due
-            self._due = []
+        decisions += self._due
+        self._due = []
+        if self._settings.prewarm and not (self._engine or self._touches.under_way):
+            room = self._room.watermark - self._room.working_set
+            if prewarm := self._touches.prewarm(self._leases.acting(), room, now):
+                decisions.append(prewarm)
         return decisions
 
-    def next_wake(self, now: float) -> float | None:
-        """Return when time alone may change what is to be done, or None if it cannot."""
-        times = [self._line.next_expiry(), self._wake_s]
-        return min((time for time in times if time is not None), default=None)
-
     def _cohort(self, now: float) -> list[Step]:
-        """Dispatch every waiting step that may go, in order."""
+        """Dispatch every waiting step that may go, in order; shared prefixes adjacent."""
         cohort: list[Step] = []
-        aged, is_due = self._aged(now)
-        waiting = self._line.first(self._settings.lookahead)
-        if aged:
-            waiting = [s for s in waiting if s.session.admitted is not None and s is not aged]
-            waiting.insert(0 if is_due else len(waiting), aged)
-        for step in waiting:
+        for step, is_due in self._candidates(now):
             if self._seats() <= 0:
                 break
             if not self._engine_takes(step):
                 continue
-            if not self._has_room(step, now, is_due=is_due and step is aged):
-                if is_due and step is aged:
+            if not self._room.fits(step, now, is_due=is_due):
+                if is_due:
                     break
                 continue
-            if self._refresh_first(step):
-                return cohort
-            cohort.append(self._enter(step, now))
-        spare = self._rate.spare_share() if not cohort and len(self._line) else 0.0
-        if spare > 0 and self._seats() > 0 and self._touching is None:
-            extra = self._worth_yielding(spare, now)
-            if extra and not self._refresh_first(extra):
-                cohort.append(self._enter(extra, now))
-            elif not extra:
-                self._wake_s = now + 0.1
+            if self._must_wait_for_touch(step):
+                break
+            cohort.append(self._dispatch(step, now))
+        if not self._engine and len(self._line) and not self._touches.under_way:
+            waiting = self._line.first(IDLE_LOOKAHEAD)
+            idle = self._room.worth_yielding(waiting, now)
+            if idle is None:
+                self._wake_s = now + RECONSIDER_S
+            elif not self._must_wait_for_touch(idle):
+                cohort.append(self._dispatch(idle, now))
         return sorted(cohort, key=lambda step: step.ready.path[0].id)
 
-    def _seats(self) -> int:
-        return self._capacity.max_num_seqs + 1 - len(self._engine)
-
-    def _engine_takes(self, step: Step) -> bool:
-        """Whether the engine's own queue stays shallow with this step."""
-        if not self._uncomputed:
-            return True
-        uncomputed = step.ready.prompt_tokens - self._kv.cached_tokens(step.session.chain)
-        return self._uncomputed + uncomputed <= self._capacity.prefill_tokens
-
-    def _has_room(self, step: Step, now: float, *, is_due: bool) -> bool:
-        """Whether the step fits; lets leases give way to it where they must."""
-        session = step.session
-        if is_due:
-            return self._make_room(step, now, after=None)
-        if session.admitted is not None:
-            return self._make_room(step, now, after=session.admitted)
-        if self._short(step) > 0:
-            return False
-        return not self._settings.reserve or self._excess(session) <= 0
-
-    def _make_room(self, step: Step, now: float, after: int | None) -> bool:
-        short = self._short(step)
-        if short <= 0:
-            return True
-        found = self._leases.to_yield(short, now, for_session=step.session, after=after)
-        if found is None:
-            return False
-        self._give_way(found)
-        return True
-
-    def _worth_yielding(self, spare: float, now: float) -> Step | None:
-        """Return a step that should go though leases must give way: the engine has time to spare."""
-        if not self._settings.yielding and len(self._leases):
-            return None
-        return_s = self._leases.next_return_s(len(self._engine), now)
-        for step in self._line.first(8):
-            session = step.session
-            short = self._short(step)
-            found = Yield((), 0, 0.0)
-            if short > 0:
-                maybe = self._leases.to_yield(short, now, for_session=session)
-                if maybe is None:
-                    continue
-                found = maybe
-            loss_s = found.loss_s
-            if session.admitted is None and self._settings.reserve:
-                share = min(
-                    1.0, max(0.0, self._excess(session)) / max(1, self._kv.blocks(session.chain))
-                )
-                loss_s += share * self._rate.prefill_s(session.tokens)
-            uncomputed = session.tokens - self._kv.cached_tokens(session.chain)
-            if loss_s < spare * min(self._rate.step_s(uncomputed), return_s):
-                self._give_way(found)
-                return step
-        return None
-
-    def _enter(self, step: Step, now: float) -> Step:
-        session = step.session
-        self._line.remove(step)
-        if session.admitted is None:
-            session.admitted = self._next_admission()
-            self._line.dispatched(step, now)
-        cached = self._kv.cached_tokens(session.chain)
-        step.expected_cached = min(
-            cached, (session.tokens - 1) // self._kv.block_size * self._kv.block_size
-        )
-        step.uncomputed = session.tokens - step.expected_cached
-        step.tail_blocks = self._tail(step)
-        step.phase = Phase.PREFILL
-        step.dispatched_s = now
-        self._kv.enter(session.chain, step.tail_blocks)
-        self._tail_blocks += step.tail_blocks
-        self._uncomputed += step.uncomputed
-        self._rate.entered(now)
-        self._engine[step.id] = step
-        self._leases.hold(session)
-        session.state = State.RUNNING
-        self._expect(session)
-        return step
-
-    def _leave_engine(self, step: Step, output_tokens: int, now: float) -> None:
-        del self._engine[step.id]
-        self._rate.left(step.id, output_tokens, now)
-        if step.phase is Phase.PREFILL:
-            self._uncomputed -= step.uncomputed
-        self._tail_blocks -= step.tail_blocks
-        self._kv.leave(step.session.chain)
-
-    def _refresh_first(self, step: Step) -> bool:
-        """Whether a lease must be touched before this step allocates; orders that."""
-        if not self._settings.refresh:
-            return False
-        if self._touching is not None:
-            return True
-        chain = step.session.chain
-        missing = self._tail(step) + sum(node.size - node.resident for node in chain)
-        if missing + 1 >= self._kv.unheld_free:
-            return False
-        for holder in self._kv.at_risk(missing + 1):
-            session = self._sessions[holder]
-            if session is step.session or session.state is State.RUNNING:
-                continue
-            tokens = self._kv.cached_tokens(session.chain)
-            if tokens < session.tokens:
-                session.is_touching = True
-                self._touching = session
-                self._due.append(Refresh(session.id, tokens + 1))
-                return True
-        return False
-
-    # small parts ------------------------------------------------------------------------------
-
-    def _short(self, step: Step) -> int:
-        """Return the blocks that are missing for the step to fit beside all that is kept."""
-        need = self._kv.unkept_blocks(step.session.chain) + self._tail(step)
-        return need - (self._watermark - self._kv.kept - self._tail_blocks)
-
-    @property
-    def _watermark(self) -> int:
-        return int(self._settings.watermark * self._capacity.num_blocks)
-
-    def _tail(self, step: Step) -> int:
-        """Return the blocks that the step's last prompt tokens and its output will take."""
-        output = min(step.ready.max_tokens, round(1.5 * self._rate.output_tokens) + 8)
-        block = self._kv.block_size
-        tokens = step.ready.prompt_tokens
-        return -(-(tokens + output) // block) - tokens // block
-
-    def _excess(self, session: Session) -> float:
-        """Return the blocks by which the predicted peak with a new session passes the watermark."""
-        candidate = self._outlook(session)
-        unkept = self._kv.unkept_blocks(session.chain)
-        candidate.private = min(candidate.private, unkept)
-        shared = unkept - candidate.private
-        peak = self._peaks.peak(self._kv.kept + self._tail_blocks + shared, candidate)
-        return peak - self._watermark
-
-    def _outlook(self, session: Session) -> Outlook:
-        left = self._lives.steps_left(session.steps)
-        share = self._lives.growth_share() * session.tokens
-        growth = share if not session.growth else 0.5 * (share + session.growth)
-        return Outlook(
-            private=self._kv.private_blocks(session.chain),
-            growth=growth / self._kv.block_size,
-            steps_left=min(MAX_STEPS, round(left)),
-        )
-
-    def _expect(self, session: Session) -> None:
-        """Tell the forecast what is expected of an admitted session."""
-        if session.admitted is not None and (session.holds or session.state is not State.ACTING):
-            self._peaks.put(session.id, self._outlook(session))
-
-    def _learn_growth(self, session: Session) -> None:
-        """Learn what a step has added: the tools' results before it and its own output."""
-        before, session.last_tokens = session.last_tokens, session.tokens
-        grown = session.tokens - before if before else 0
-        self._lives.step_finished(session.steps, grown, before)
-        if before:
-            session.growth += (grown - session.growth) / (session.steps - 1)
-
-    def _give_way(self, found: Yield) -> None:
-        for session in found.sessions:
-            self._leases.release(session)
-            self._peaks.drop(session.id)
-            self._yielded += 1
-
-    def _end_leases(self, now: float) -> None:
-        for session in self._leases.ended(now):
-            self._leases.release(session)
-            self._peaks.drop(session.id)
-
-    def _let_go(self, session: Session) -> None:
-        """Give up a session's claim and its place: it holds nothing while it idles."""
-        self._leases.release(session)
-        self._peaks.drop(session.id)
-        session.admitted = None
-        self._forget(session)
-
-    def _forget(self, session: Session) -> None:
-        self._leases.release(session)
-        self._peaks.drop(session.id)
-        self._kv.forget(session.chain)
-        session.chain = []
-        del self._sessions[session.id]
-
-    def _take_out(self, step: Step) -> None:
-        """Remove a waiting step; its session stays if it has been admitted."""
-        self._line.remove(step)
-        step.session.state = State.IDLE
-        self._let_go(step.session)
-
-    def _shed(self, steps: list[Step], reason: str) -> None:
-        for step in steps:
-            self._take_out(step)
-            self._due.append(Shed(step.id, reason))
+    def _candidates(self, now: float) -> list[tuple[Step, bool]]:
+        """Return waiting steps in order, each with whether it is due; see the head of this file."""
+        steps = self._line.first(self._settings.lookahead)
+        aged, is_due = self._aged(now)
+        if aged is None:
+            return [(step, False) for step in steps]
+        found = [(s, False) for s in steps if s.session.admitted is not None and s is not aged]
+        found.insert(0 if is_due else len(found), (aged, is_due))
+        return found
 
     def _aged(self, now: float) -> tuple[Step | None, bool]:
-        """Return the step that no new session may overtake any more, and whether it is due.
-
-        It is due when leases must give way to it, whatever they are worth.
-        """
         patience_s = self._settings.max_overtaken_s / 2
         oldest = self._line.oldest_overtaken()
         if oldest is None or now - oldest[1] < patience_s:
@@ -500,9 +336,77 @@ class ReadyCohort:
             self._barrier = (step, now)
         return step, now - self._barrier[1] >= patience_s
 
-    def _next_admission(self) -> int:
+    def _seats(self) -> int:
+        return self._room.capacity.max_num_seqs + 1 - len(self._engine)
+
+    def _engine_takes(self, step: Step) -> bool:
+        """Whether the engine's own queue stays shallow with this step."""
+        if not self._uncomputed:
+            return True
+        uncomputed = step.ready.prompt_tokens - self._kv.cached_tokens(step.session.chain)
+        return self._uncomputed + uncomputed <= self._room.capacity.prefill_tokens
+
+    def _must_wait_for_touch(self, step: Step) -> bool:
+        """Whether a kept session must be touched before this step allocates; orders that."""
+        if not self._settings.refresh:
+            return False
+        if self._touches.under_way:
+            return True
+        blocks = self._room.missing(step)
+        refresh = self._touches.refresh(self._sessions, step.session, blocks)
+        if refresh:
+            self._due.append(refresh)
+        return refresh is not None
+
+    def _dispatch(self, step: Step, now: float) -> Step:
+        session, block = step.session, self._kv.block_size
+        self._line.remove(step)
+        if session.admitted is None:
+            self._admit(session)
+            self._line.admitted(step, now)
+        last_whole = (session.tokens - 1) // block * block
+        step.expected_cached = min(self._kv.cached_tokens(session.chain), last_whole)
+        step.uncomputed = session.tokens - step.expected_cached
+        self._room.enter(step)
+        self._rate.entered(now)
+        self._uncomputed += step.uncomputed
+        self._new_in_engine += step.ready.is_new
+        self._engine[step.id] = step
+        step.phase = Phase.PREFILL
+        session.state = State.RUNNING
+        return step
+
+    # How places change.
+
+    def _leave_engine(self, step: Step, output_tokens: int, now: float) -> None:
+        del self._engine[step.id]
+        self._rate.left(step.id, output_tokens, now)
+        self._room.leave(step)
+        self._new_in_engine -= step.ready.is_new
+        if step.phase is Phase.PREFILL:
+            self._uncomputed -= step.uncomputed
+
+    def _admit(self, session: Session) -> None:
         self._admissions += 1
-        return self._admissions
+        session.admitted = self._admissions
+
+    def _take_out(self, step: Step) -> None:
+        """Remove a waiting step and its session: if its job goes on, it comes back as known."""
+        self._line.remove(step)
+        self._forget(step.session)
+
+    def _shed(self, steps: list[Step], reason: str) -> None:
+        for step in steps:
+            self._take_out(step)
+            self._due.append(Shed(step.id, reason))
+
+    def _forget(self, session: Session) -> None:
+        self._gaps.give_up(session.id, session.gap_key)
+        self._room.release(session)
+        self._kv.forget(session.chain)
+        session.chain = []
+        self._away.pop(session.id, None)
+        del self._sessions[session.id]
 
     def _dispatched(self, step_id: str) -> Step:
         try:
@@ -510,34 +414,40 @@ class ReadyCohort:
         except KeyError:
             raise IllegalEventError(f"step {step_id!r} is not in the engine") from None
 
-    def _known(self, session_id: str, state: State) -> Session:
-        session = self._sessions.get(session_id)
-        if session is None or session.state is not state:
-            raise IllegalEventError(f"session {session_id!r} is not {state}")
-        return session
-
     def _never_fits(self, ready: StepReady) -> Reject | None:
         limits = {
-            "the model's context window": self._capacity.max_model_len,
-            "the KV cache": self._watermark * self._capacity.block_size,
+            "the model's context window": self._room.capacity.max_model_len,
+            "the KV cache": self._room.watermark * self._kv.block_size,
         }
         what, limit = min(limits.items(), key=lambda item: item[1])
         size = ready.prompt_tokens + ready.max_tokens
         return Reject(ready.step_id, what, size, limit) if size > limit else None
 
-    # questions --------------------------------------------------------------------------------
+    # What others may ask.
+
+    def next_wake(self, now: float) -> float | None:
+        """Return when time alone may change what is to be done, or None if it cannot."""
+        times = [self._line.next_expiry(), self._wake_s]
+        if self._line.oldest_overtaken() and self._barrier is None:
+            oldest = self._line.oldest_overtaken()
+            assert oldest is not None
+            times.append(oldest[1] + self._settings.max_overtaken_s / 2)
+        elif self._barrier:
+            times.append(self._barrier[1] + self._settings.max_overtaken_s / 2)
+        later = [time for time in times if time is not None and time > now]
+        return min(later, default=None)
 
     def retry_after_s(self) -> float | None:
         """Return None if a step of a new session would be taken, else when to ask again."""
-        kv_tokens = self._capacity.num_blocks * self._capacity.block_size
+        capacity = self._room.capacity
+        kv_tokens = capacity.num_blocks * capacity.block_size
         if self._line.queued_tokens <= self._settings.max_queued_kv * kv_tokens:
             return None
         return min(60.0, max(1.0, self._rate.prefill_s(self._line.queued_tokens)))
 
     def start_window(self) -> int:
         """Return how many steps of new sessions the service may hold at once."""
-        in_engine = sum(1 for step in self._engine.values() if step.ready.is_new)
-        return in_engine + self._settings.max_waiting
+        return self._new_in_engine + self._settings.max_waiting
 
     def place_in_line(self, step_id: str) -> int | None:
         """Return how many ready steps go before this one, or None if it is not waiting."""
@@ -550,4 +460,37 @@ class ReadyCohort:
     def view(self, now: float) -> SchedulerView:
         """Return a snapshot for people."""
         ready, running = self.counts()
-        return SchedulerView(ready=ready, running=running, gaps=self._gaps.views(now))
+        sessions = self._sessions.values()
+        return SchedulerView(
+            ready=ready,
+            running=running,
+            acting=len(self._away),
+            cold=sum(1 for session in sessions if not self._kv.cached_tokens(session.chain)),
+            admitted=sum(1 for session in sessions if session.admitted is not None),
+            kept=len(self._leases),
+            working_set=self._room.working_set,
+            watermark=self._room.watermark,
+            cold_room=round(self._admission.cold_blocks),
+            num_blocks=self._room.capacity.num_blocks,
+            disagreements=self._disagreements,
+            disagreement_tokens=self._disagreement_tokens,
+            yielded=self._room.yielded,
+            overhead=self._touches.view(),
+            leases=tuple(
+                lease_view(session, self._kv, self._leases.remaining_s(session, now), now)
+                for session in self._leases.acting()
+            ),
+            gaps=self._gaps.views(now),
+        )
+
+    def check_integrity(self) -> None:
+        """Assert the invariants that hold between two calls."""
+        self._kv.check_integrity()
+        assert self._room.running <= self._room.watermark, "running steps can be preempted"
+        assert len(self._engine) <= self._room.capacity.max_num_seqs + 1
+        running = {step.session.id for step in self._engine.values()}
+        waiting = {step.session.id for step in self._line.first(len(self._line))}
+        assert not running & waiting & self._away.keys(), "a session is in two places"
+        assert running | waiting | self._away.keys() == self._sessions.keys()
+        prefilling = [s for s in self._engine.values() if s.phase is Phase.PREFILL]
+        assert self._uncomputed == sum(step.uncomputed for step in prefilling)

@@ -75,13 +75,12 @@ class Step:
     ready: StepReady
     session: Session
     arrival: int
-    arrived_s: float
     kind: Kind = (False, 0, True, True)
     key: tuple[float, ...] = ()
     phase: Phase = Phase.READY
-    dispatched_s: float = 0.0
-    first_token_s: float = 0.0
     tail_blocks: int = 0
+    cold_blocks: int = 0
+    """Blocks that it takes while it runs, if its session is not to be kept afterwards."""
     uncomputed: int = 0
     expected_cached: int = 0
     is_aborting: bool = False

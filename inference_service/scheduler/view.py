@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from inference_service.scheduler.kv_model import KVModel
+from inference_service.scheduler.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +14,7 @@ class LeaseView:
 
     session: str
     tools: tuple[str, ...]
-    blocks: int
+    tokens: int
     cached_tokens: int
     waited_s: float
     returns_in_s: float
@@ -43,24 +46,38 @@ class OverheadView:
 class SchedulerView:
     """One moment of one scheduler.
 
-    Steps: `ready`, `running`. Sessions: `acting` (tools in flight), `idle`, `cold` (no KV believed
-    cached). Blocks: the `working_set` of all admitted sessions, shared ones counted once, against
-    the `watermark` of `num_blocks`. `disagreements` counts returns whose cached tokens were not
-    what the model of the cache said, `disagreement_tokens` by how much in all.
+    Steps: `ready`, `running`. Sessions: `acting` (tools in flight), `admitted`, of them `kept`;
+    `cold` (no KV believed cached). Blocks: the `working_set` of what is kept or runs, shared ones
+    counted once, and the `cold_room` left to sessions that are not kept, against the `watermark` of
+    `num_blocks`. `disagreements` counts returns whose cached tokens were not what the model of the
+    cache said, `disagreement_tokens` by how much in all. `yielded` leases have given way so far.
     """
 
     ready: int
     running: int
     acting: int = 0
-    idle: int = 0
     cold: int = 0
     admitted: int = 0
+    kept: int = 0
     working_set: int = 0
     watermark: int = 0
+    cold_room: int = 0
     num_blocks: int = 0
     disagreements: int = 0
     disagreement_tokens: int = 0
     yielded: int = 0
     overhead: OverheadView = OverheadView()
     leases: tuple[LeaseView, ...] = ()
-    gaps: tuple[GapView, ...] = field(default=())
+    gaps: tuple[GapView, ...] = ()
+
+
+def lease_view(session: Session, kv: KVModel, returns_in_s: float, now: float) -> LeaseView:
+    """Return what is to be seen of one lease."""
+    return LeaseView(
+        session=session.id,
+        tools=session.tools,
+        tokens=session.tokens,
+        cached_tokens=kv.cached_tokens(session.chain),
+        waited_s=now - session.away_since,
+        returns_in_s=returns_in_s,
+    )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from temporalio.client import Client
 
 from contracts.error import MusterError
+from inference_service.engine.openai_wire import served_models
 from muster.connection import connect
 from muster.settings import ENV_PREFIX, Settings
 from muster.stack.namespace import check_namespace
@@ -137,7 +138,21 @@ async def _engine_installed(settings: Settings) -> str:
             "vLLM is not installed",
             hint="pip install 'muster[cpu]' or 'muster[gpu]', or set MUSTER_ENGINE=simulated",
         )
+    if settings.engine == "openai":
+        return await _engine_served(settings)
     return f"{settings.engine}, model {settings.model!r}"
+
+
+async def _engine_served(settings: Settings) -> str:
+    if importlib.util.find_spec("transformers") is None:
+        raise _FaultError(
+            "transformers is not installed, which reads the model's tokenizer",
+            hint="pip install 'muster[openai]'",
+        )
+    names = await served_models(
+        settings.openai_url, settings.openai_api_key.get_secret_value(), CHECK_TIMEOUT_S
+    )
+    return f"{settings.openai_url} serves {', '.join(names)}; tokenizer of {settings.model!r}"
 
 
 async def _ports(settings: Settings) -> str:

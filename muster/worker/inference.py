@@ -7,10 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import uvicorn
 
 from contracts.error import UnavailableError
+from inference_service.engine.openai import OpenAIEngine
+from inference_service.engine.openai_wire import OpenAIConfig
 from inference_service.engine.protocol import Engine, EngineCapacity
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.http import http_app
@@ -75,10 +78,16 @@ async def _engine(settings: Settings) -> Engine:
             )
         )
     # Imported here so that a simulated service needs neither vLLM nor torch.
-    from inference_service.engine.vllm import VLLMConfig, VLLMEngine
     from inference_service.model import prepare_model
 
-    model = await asyncio.to_thread(prepare_model, settings.model, settings.data_dir, log.info)
+    is_served = settings.engine == "openai"
+    model = await asyncio.to_thread(
+        prepare_model, settings.model, settings.data_dir, log.info, with_weights=not is_served
+    )
+    if is_served:
+        return OpenAIEngine(openai_config(settings, model.path))
+    from inference_service.engine.vllm import VLLMConfig, VLLMEngine
+
     return VLLMEngine(
         VLLMConfig(
             model=model.path,
@@ -86,6 +95,19 @@ async def _engine(settings: Settings) -> Engine:
             max_model_len=settings.max_model_len or None,
             kv_cache_bytes=settings.kv_cache_bytes or None,
         )
+    )
+
+
+def openai_config(settings: Settings, tokenizer: Path) -> OpenAIConfig:
+    """Return which server to use, with the tokenizer in that directory."""
+    return OpenAIConfig(
+        url=settings.openai_url,
+        tokenizer=tokenizer,
+        api_key=settings.openai_api_key.get_secret_value(),
+        model=settings.openai_model,
+        max_num_seqs=settings.max_num_seqs,
+        kv_tokens=settings.openai_kv_tokens or None,
+        max_model_len=settings.max_model_len or None,
     )
 
 

@@ -65,7 +65,7 @@ def test_prefix_held_twice_is_found_until_both_blocks_are_evicted() -> None:
     assert pool.find([7]) == second
     assert pool.take((), 1) == second
     assert pool.find([7]) == []
-    assert pool.evicted == [7, 7]
+    assert pool.forgotten == [7, 7]
     pool.check_integrity()
 
 

@@ -38,7 +38,9 @@ def test_child_reads_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path
         tool_path=f"{tmp_path}:{tmp_path / 'b'}",
         start_timeout="PT90S",
         max_model_len=2048,
+        openai_api_key="secret",
     )
+    assert "secret" not in repr(settings)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
@@ -57,6 +59,8 @@ def test_child_reads_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("MUSTER_TEMPORAL_ADDRESS", "http://t:1", "MUSTER_TEMPORAL_ADDRESS is 'http://t:1': "),
         ("MUSTER_TEMPORAL_ADDRESS", "t:65536", "MUSTER_TEMPORAL_ADDRESS is 't:65536': "),
         ("MUSTER_INFERENCE_URL", "http://i:abc", "MUSTER_INFERENCE_URL is 'http://i:abc': it sho"),
+        ("MUSTER_ENGINE", "openai", "settings: the engine openai needs openai_url"),
+        ("MUSTER_OPENAI_URL", "localhost:8000", "MUSTER_OPENAI_URL is 'localhost:8000': it should"),
         ("MUSTER_INFERENCE_URL", "i:8100", "MUSTER_INFERENCE_URL is 'i:8100': "),
         ("MUSTER_INFERENCE_URL", "http://[i", "MUSTER_INFERENCE_URL is 'http://[i': "),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from pydantic import TypeAdapter
+from pydantic import SecretStr, TypeAdapter
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from activities.toolset import load_tool
@@ -35,7 +35,7 @@ def read(root: Path, name: str) -> str:
 def written(default: object) -> str:
     """Return a default as the reference writes it."""
     match default:
-        case "":
+        case "" | SecretStr():
             return "empty"
         case timedelta():
             return f"`{TypeAdapter(timedelta).dump_python(default, mode='json')}`"

@@ -1,0 +1,136 @@
+"""Refreshes and prewarms: requests of one token that keep or bring KV into the engine's cache.
+
+The engine evicts by time of release, so the dead blocks of sessions that ended outlive those of one
+that waits. Before a step allocates, each kept session whose blocks would be evicted by that is
+touched: a request with its prefix to the last whole block and one token more puts the blocks at
+the end of the queue. One touch is under way at a time, since concurrent ones evict each other.
+
+A prewarm computes what was evicted of a session shortly before its tools are expected back, when
+the engine has nothing else to do. Where prewarms of a tool are not used, they stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from inference_service.scheduler.decision import Prewarm, Refresh
+from inference_service.scheduler.gap import GapModel
+from inference_service.scheduler.kv_model import KVModel
+from inference_service.scheduler.rate import RateModel
+from inference_service.scheduler.session import Session, State
+from inference_service.scheduler.view import OverheadView
+
+MIN_PREWARMS = 5
+MIN_HIT_SHARE = 0.5
+"""After so many prewarms for a tool, fewer hits than this end them."""
+
+WORTHWHILE_BLOCKS = 2
+"""What is missing of a session for a prewarm to be worth a request."""
+
+
+@dataclass(slots=True)
+class _Record:
+    prewarms: int = 0
+    hits: int = 0
+
+    @property
+    def pays(self) -> bool:
+        return self.prewarms < MIN_PREWARMS or self.hits >= MIN_HIT_SHARE * self.prewarms
+
+
+class Touches:
+    """Chooses touches, one at a time, and accounts for them."""
+
+    def __init__(self, kv: KVModel, gaps: GapModel, rate: RateModel) -> None:
+        self.under_way: Session | None = None
+        self._kv = kv
+        self._gaps = gaps
+        self._rate = rate
+        self._is_prewarm = False
+        self._uncomputed = 0
+        self._records: dict[str, _Record] = {}
+        self._refreshes = self._refresh_tokens = self._prewarm_tokens = 0
+
+    def refresh(
+        self, sessions: dict[str, Session], for_session: Session, num_blocks: int
+    ) -> Refresh | None:
+        """Return the touch that must come before `for_session` allocates, or None."""
+        if num_blocks + 1 >= self._kv.unheld_free:
+            return None
+        for holder in self._kv.at_risk(num_blocks + 1):
+            session = sessions[holder]
+            tokens = self._kv.cached_tokens(session.chain)
+            idle = session is not for_session and session.state is not State.RUNNING
+            if idle and tokens < session.tokens:
+                self._begin(session, 1)
+                self._refreshes += 1
+                self._refresh_tokens += 1
+                return Refresh(session.id, tokens + 1)
+        return None
+
+    def prewarm(self, away: Iterable[Session], room: int, now: float) -> Prewarm | None:
+        """Return a touch of a session that is expected back about when it will be done, or None.
+
+        `room`: blocks that nobody keeps and nothing runs in.
+        """
+        for session in away:
+            blocks = self._kv.missing_blocks(session.chain)
+            tokens = session.tokens // self._kv.block_size * self._kv.block_size + 1
+            if blocks < WORTHWHILE_BLOCKS or blocks >= room or tokens > session.tokens:
+                continue
+            if not self._records.setdefault(session.gap_key, _Record()).pays:
+                continue
+            takes_s = self._rate.prefill_s(blocks * self._kv.block_size)
+            waited_s = now - session.away_since
+            soon = self._gaps.returns_within(session.gap_key, waited_s, 4 * takes_s, now)
+            if soon < MIN_HIT_SHARE or any(self._kv.at_risk(blocks + 1)):
+                continue
+            self._begin(session, blocks * self._kv.block_size + 1, is_prewarm=True)
+            self._records[session.gap_key].prewarms += 1
+            self._prewarm_tokens += self._uncomputed
+            session.prewarmed_tokens = tokens - 1
+            return Prewarm(session.id, tokens)
+        return None
+
+    def done(self, session: Session, cached_tokens: int) -> None:
+        """Note a touch's end; -1: it has failed."""
+        self.under_way = None
+        session.is_touching = False
+        if cached_tokens < 0 or not session.chain:
+            return
+        if self._is_prewarm:
+            self._kv.correct(session.chain, session.prewarmed_tokens)
+        else:
+            self._kv.correct(session.chain, cached_tokens)
+        self._kv.touch(session.chain)
+
+    def came_back(self, session: Session, cached_tokens: int) -> None:
+        """Note what a prewarmed session's next step found cached."""
+        if session.prewarmed_tokens:
+            record = self._records.setdefault(session.gap_key, _Record())
+            record.hits += cached_tokens >= session.prewarmed_tokens
+            session.prewarmed_tokens = 0
+
+    def lost(self) -> None:
+        """Note that the engine is gone, and the touch with it."""
+        if self.under_way:
+            self.under_way.is_touching = False
+        self.under_way = None
+
+    def view(self) -> OverheadView:
+        """Return what touches have cost and brought."""
+        records = self._records.values()
+        return OverheadView(
+            refreshes=self._refreshes,
+            refresh_tokens=self._refresh_tokens,
+            prewarms=sum(record.prewarms for record in records),
+            prewarm_tokens=self._prewarm_tokens,
+            prewarm_hits=sum(record.hits for record in records),
+        )
+
+    def _begin(self, session: Session, uncomputed: int, *, is_prewarm: bool = False) -> None:
+        self.under_way = session
+        self._is_prewarm = is_prewarm
+        self._uncomputed = uncomputed
+        session.is_touching = True
