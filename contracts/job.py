@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from contracts.agent import AgentSpec
 from contracts.llm_step import Usage
@@ -12,7 +12,11 @@ from contracts.message import ContextRef, Frozen
 
 
 class AgentJobInput(Frozen):
-    """Start input of `AgentWorkflow`. The workflow id is the job id."""
+    """Start input of `AgentWorkflow`. The workflow id is the job id.
+
+    After `deadline` nobody wants the answer any more: LLM steps go earlier the nearer it is, and
+    one that still waits then fails the job.
+    """
 
     agent: AgentSpec
     input: str = Field(min_length=1)
@@ -20,6 +24,7 @@ class AgentJobInput(Frozen):
     """Served model name, resolved by the client from the agent or the stack's default."""
     tenant: str = "default"
     priority: int = Field(3, ge=1, le=5)
+    deadline: AwareDatetime | None = None
 
 
 class JobStatus(StrEnum):

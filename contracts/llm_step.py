@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
 
-from pydantic import Field, JsonValue
+from pydantic import AwareDatetime, Field, JsonValue
 
 from contracts.agent import Sampling
 from contracts.message import ContextRef, Frozen, Message
@@ -38,16 +39,44 @@ class OutputForm(Frozen):
     json_schema: dict[str, JsonValue] | None = None
 
 
+class FanOutHint(Frozen):
+    """A group of LLM steps that their job will join on; `size` of them belong to it."""
+
+    group: str = Field(min_length=1, max_length=200)
+    size: int = Field(ge=1)
+
+
 class Hints(Frozen):
     """What the scheduler may use to order steps; no hint changes a result.
 
     `priority` as in vLLM and Temporal: lower is earlier, 1 to 5. `attained_s` is the engine time,
-    in seconds, that the job's earlier steps have used.
+    in seconds, that the job's earlier steps have used. After `deadline` nobody wants the result any
+    more: a step that still waits then fails for good. A step with a `speculative_ttl` may turn out
+    to be needless; it goes last, and is dropped when it has waited that long.
     """
 
     priority: int = Field(3, ge=1, le=5)
     attained_s: float = Field(0.0, ge=0.0)
     tenant: str = "default"
+    deadline: AwareDatetime | None = None
+    fan_out: FanOutHint | None = None
+    speculative_ttl: timedelta | None = Field(None, gt=timedelta(0))
+
+
+class SessionState(StrEnum):
+    """What a job that takes no LLM step now does, as far as only its workflow knows."""
+
+    ENDED = "ended"
+    """It will take no further step."""
+    WAITING = "waiting"
+    """It waits for a person or a timer."""
+
+
+class SessionHint(Frozen):
+    """Input of the `session_hint` activity: what became of a job's sessions."""
+
+    job_id: str
+    state: SessionState
 
 
 class LLMStepInput(Frozen):
@@ -66,6 +95,11 @@ class LLMStepInput(Frozen):
     output: OutputForm = OutputForm()
     sampling: Sampling = Sampling()
     hints: Hints = Hints()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no model has spoken in its conversation yet."""
+        return self.base is None or self.base.token_run is None
 
 
 class Usage(Frozen):

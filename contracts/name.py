@@ -7,6 +7,7 @@ AGENT_WORKFLOW = "AgentWorkflow"
 
 OPEN_JOB = "open_job"
 LLM_STEP = "llm_step"
+SESSION_HINT = "session_hint"
 CALL_TOOL = "call_tool"
 
 PROGRESS_QUERY = "progress"

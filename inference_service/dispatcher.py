@@ -1,75 +1,170 @@
 """The scheduler's shell: tells it what happens and carries out what it decides.
 
 Events of one turn of the event loop are scheduled together: that is how cohorts form.
+
+Of sessions it tells what it sees: a committed step with tool calls means that the session is out
+for these tools, one without that it has ended; so does a failure for good. What only the job's
+workflow knows comes as a hint. Waiting sessions are watched in the engine's prefix cache.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from array import array
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from contracts.error import LimitExceededError
-from inference_service.generation import Generation
-from inference_service.scheduler.decision import Abort, Dispatch, Reject
+from contracts.llm_step import SessionState
+from contracts.message import Message
+from inference_service.engine.protocol import Engine
+from inference_service.failure import StaleStepError
+from inference_service.generation import Generation, StopCause
+from inference_service.leaf import Leaf, Leaves
+from inference_service.scheduler.decision import Abort, Dispatch, Prewarm, Refresh, Reject, Shed
 from inference_service.scheduler.event import (
     EngineLost,
     Event,
+    FanOut,
     FirstToken,
-    Node,
+    KVEvicted,
+    SessionEnded,
+    SessionIdle,
     StepCancelled,
     StepFailed,
     StepFinished,
     StepReady,
+    ToolsStarted,
+    TouchDone,
 )
-from inference_service.scheduler.protocol import Scheduler
+from inference_service.scheduler.protocol import IllegalEventError, Scheduler
+from inference_service.scheduler.view import SchedulerView
+from inference_service.session import Prompt
+from inference_service.touch import FAILED, Touches
+
+log = logging.getLogger(__name__)
+
+SHOWN_COHORTS = 20
+"""Cohorts remembered for people."""
+
+MIN_PAUSE_S = 0.001
+"""The scheduler is not called more often than this for the sake of time alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """Steps that went to the engine together, at `dispatched_s` of the monotonic clock."""
+
+    dispatched_s: float
+    step_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was dispatched and came back since the start."""
+
+    cohorts: int = 0
+    steps: int = 0
+    shed: int = 0
+    refused_events: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Dispatcher:
-    """Runs one scheduler on one event loop. `cohorts` and `steps` count what was dispatched."""
+    """Runs one scheduler and one engine on one event loop."""
 
     def __init__(
-        self, scheduler: Scheduler, *, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        engine: Engine,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.now = clock
-        self.cohorts = 0
-        self.steps = 0
+        self.tally = Tally()
+        self.last_cohorts: deque[Cohort] = deque(maxlen=SHOWN_COHORTS)
+        self.touches = Touches(engine, self._touched)
+        self.last_output_s = clock()
+        """When the engine last gave a token, or was given its first work after a pause."""
         self._scheduler = scheduler
+        self._engine = engine
+        self._leaves = Leaves()
         self._known: dict[str, Generation] = {}
+        self._watched: set[str] = set()
+        self._evicted: dict[str, None] = {}
         self._schedule_is_due = False
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
         self._window_changed = asyncio.Event()
+        if engine.cache is not None:
+            engine.cache.on_evicted = self._note_eviction
 
-    def ready(self, generation: Generation, prompt_tokens: int, uncomputed_tokens: int) -> None:
+    def ready(self, generation: Generation, prompt: Prompt) -> None:
         """Tell that the step can go to the engine; `generation.dispatched` is set when it may."""
-        step = generation.step
         generation.ready_s = self.now()
-        self._known[step.step_id] = generation
-        self._tell(
-            StepReady(
-                step_id=step.step_id,
-                session=step.job_id,
-                path=(Node(step.step_id, prompt_tokens),),
-                max_tokens=step.sampling.max_tokens,
-                is_new=step.base is None or step.base.token_run is None,
-                cached_tokens=prompt_tokens - uncomputed_tokens,
-                priority=step.hints.priority,
-            )
-        )
+        generation.leaf = leaf = self._leaves.take(generation.step, prompt)
+        self._unwatch(leaf)
+        cache = self._engine.cache
+        cached = cache.num_cached_tokens(prompt.token_ids) if cache is not None else None
+        self._tell(_step_ready(generation, leaf, cached))
+        self._known[generation.step_id] = generation
+        for dropped in self._leaves.excess():
+            self._end(dropped)
 
-    def first_token(self, generation: Generation) -> None:
-        """Tell that the engine has computed the step's prompt."""
-        if generation.step_id in self._known:
+    def first_token(self, generation: Generation, cached_tokens: int) -> None:
+        """Tell that the engine has computed the step's prompt, but for `cached_tokens` of it."""
+        if generation.step_id in self._known and not generation.first_token_s:
+            assert generation.leaf is not None
             generation.first_token_s = self.now()
-            self._tell(FirstToken(generation.step_id, generation.usage.cached_tokens))
+            self.tally.prompt_tokens += generation.leaf.growing[-1].end
+            self.tally.cached_tokens += cached_tokens
+            self._tell(FirstToken(generation.step_id, cached_tokens))
 
-    def left_engine(self, generation: Generation, *, finished: bool) -> None:
-        """Tell that the step's seat is free."""
+    def finished(self, generation: Generation, token_ids: array[int]) -> None:
+        """Tell that the step's seat is free; `token_ids` is its whole context, answer included."""
         if self._known.pop(generation.step_id, None):
-            step_id = generation.step_id
-            leaf = Node(
-                step_id, generation.usage.prompt_tokens + generation.usage.completion_tokens
-            )
-            self._tell(StepFinished(step_id, leaf) if finished else StepFailed(step_id))
+            assert generation.leaf is not None
+            node = self._leaves.sampled(generation.leaf, token_ids)
+            self._tell(StepFinished(generation.step_id, node))
+
+    def failed(self, generation: Generation) -> None:
+        """Tell that the step has left the line or the engine without a result."""
+        if self._known.pop(generation.step_id, None):
+            self._tell(StepFailed(generation.step_id))
+
+    def committed(self, generation: Generation, message: Message) -> None:
+        """Tell what the session of a committed step does now."""
+        leaf = generation.leaf
+        assert leaf is not None
+        self._leaves.grow(leaf)
+        if message.tool_calls and not leaf.is_over:
+            self._note(ToolsStarted(leaf.session, tuple(call.tool for call in message.tool_calls)))
+            self._watch(leaf)
+        elif generation.step.output.may_answer or leaf.is_over:
+            self._end(leaf)
+
+    def gave_up(self, generation: Generation, *, for_good: bool) -> None:
+        """Tell, after the step has left, that it was not committed; `for_good`: never will be."""
+        leaf = generation.leaf or self._leaves.find(generation.step)
+        if leaf is None or leaf.step not in (None, generation.step_id):
+            return
+        is_lost = leaf.is_sampled
+        self._leaves.release(leaf)
+        if for_good or is_lost or leaf.is_over:
+            self._end(leaf)
+
+    def hint(self, job: str, state: SessionState) -> None:
+        """Tell what became of a job's sessions; one with a step here is told of after it."""
+        for leaf in self._leaves.of_job(job):
+            if state is SessionState.ENDED:
+                self._end(leaf)
+            elif leaf.step is None:
+                self._note(SessionIdle(leaf.session))
 
     def cancel(self, generation: Generation) -> None:
         """Take the step out of the line or out of the engine, wherever it is; interrupt it."""
@@ -81,12 +176,25 @@ class Dispatcher:
             del self._known[generation.step_id]
             generation.interrupt()
 
-    def engine_lost(self) -> None:
-        """Tell that the engine is gone, and every dispatched step with it."""
-        for step_id, generation in list(self._known.items()):
-            if generation.dispatched.is_set():
-                del self._known[step_id]
+    def engine_lost(self) -> list[Generation]:
+        """Tell that the engine is gone; return the steps that were in it and forget them."""
+        lost = [g for g in self._known.values() if g.dispatched.is_set()]
+        for generation in lost:
+            del self._known[generation.step_id]
+        self.touches.forget()
         self._tell(EngineLost())
+        return lost
+
+    def engine_gave_output(self) -> None:
+        """Note that the engine makes progress."""
+        self.last_output_s = self.now()
+
+    def close(self) -> None:
+        """Abort touches and call the scheduler no more."""
+        self._closed = True
+        self.touches.close()
+        if self._timer:
+            self._timer.cancel()
 
     def start_window(self) -> int:
         """Return how many steps of new sessions may be in the service now."""
@@ -109,33 +217,83 @@ class Dispatcher:
         """Return the number of steps that are (ready, in the engine)."""
         return self._scheduler.counts()
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions known, whatever they do now."""
+        return len(self._leaves)
+
+    def retry_after_s(self) -> float | None:
+        """Return None if a step of a new session would be taken, else when to ask again."""
+        return self._scheduler.retry_after_s()
+
+    def view(self) -> SchedulerView:
+        """Return the scheduler's snapshot for people."""
+        return self._scheduler.view(self.now())
+
     def _tell(self, event: Event) -> None:
         self._scheduler.receive(event, self.now())
         if not self._schedule_is_due:
             self._schedule_is_due = True
             asyncio.get_running_loop().call_soon(self._schedule)
 
+    def _note(self, event: Event) -> None:
+        """Tell of a session. No step waits for this, so no step shall fail because of it."""
+        try:
+            self._tell(event)
+        except IllegalEventError:
+            self.tally.refused_events += 1
+            log.exception("the scheduler refuses %s", event)
+
     def _schedule(self) -> None:
         self._schedule_is_due = False
+        if self._closed:
+            return
         now = self.now()
         for decision in self._scheduler.schedule(now):
             match decision:
                 case Dispatch(cohort):
                     self._dispatch(cohort, now)
                 case Abort(step_id):
-                    self._known[step_id].interrupt()
+                    self._abort(step_id)
                 case Reject():
                     self._reject(decision)
+                case Shed(step_id, reason):
+                    self._shed(step_id, reason)
+                case Refresh(session, num_tokens):
+                    self.touches.overhead.refreshes += 1
+                    self._touch(session, num_tokens)
+                case Prewarm(session, num_tokens):
+                    self.touches.overhead.prewarms += 1
+                    self._touch(session, num_tokens)
+        self._set_timer(now)
         self.notify_window()
 
+    def _set_timer(self, now: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        wake = self._scheduler.next_wake(now)
+        if wake is not None:
+            pause_s = max(wake - now, MIN_PAUSE_S)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._schedule)
+
     def _dispatch(self, cohort: tuple[str, ...], now: float) -> None:
-        self.cohorts += 1
-        self.steps += len(cohort)
+        if self._scheduler.counts()[1] == len(cohort):
+            self.last_output_s = now
+        self.tally.cohorts += 1
+        self.tally.steps += len(cohort)
+        self.last_cohorts.append(Cohort(now, cohort))
         for step_id in cohort:
             generation = self._known[step_id]
             generation.dispatched_s = now
             generation.cohort_size = len(cohort)
             generation.dispatched.set()
+
+    def _abort(self, step_id: str) -> None:
+        generation = self._known[step_id]
+        if generation.stop_cause is None:
+            generation.stop_cause = StopCause.STALE
+        generation.interrupt()
 
     def _reject(self, rejection: Reject) -> None:
         generation = self._known.pop(rejection.step_id)
@@ -149,3 +307,83 @@ class Dispatcher:
             "`--max-model-len` or KV cache",
         )
         generation.dispatched.set()
+
+    def _shed(self, step_id: str, reason: str) -> None:
+        generation = self._known.pop(step_id)
+        self.tally.shed += 1
+        generation.rejection = StaleStepError(
+            f"LLM step {step_id!r} was dropped while it waited: {reason}",
+            hint="give the job a later deadline, or the service more capacity",
+        )
+        generation.dispatched.set()
+
+    def _touch(self, session: str, num_tokens: int) -> None:
+        leaf = self._leaves.get(session)
+        self.touches.begin(session, leaf.token_ids if leaf else None, num_tokens)
+
+    def _touched(self, session: str, cached_tokens: int) -> None:
+        self._note(TouchDone(session, cached_tokens))
+        leaf = self._leaves.get(session)
+        if leaf is not None and leaf.session in self._watched and cached_tokens != FAILED:
+            self._watch(leaf)
+
+    def _end(self, leaf: Leaf) -> None:
+        if leaf.step is not None:
+            leaf.is_over = True
+            return
+        self._unwatch(leaf)
+        self._leaves.drop(leaf)
+        self._note(SessionEnded(leaf.session))
+
+    def _watch(self, leaf: Leaf) -> None:
+        if self._engine.cache is not None and leaf.token_ids is not None:
+            self._watched.add(leaf.session)
+            self._engine.cache.watch(leaf.session, leaf.token_ids)
+
+    def _unwatch(self, leaf: Leaf) -> None:
+        if leaf.session in self._watched:
+            self._watched.discard(leaf.session)
+            assert self._engine.cache is not None
+            self._engine.cache.unwatch(leaf.session)
+
+    def _note_eviction(self, session: str) -> None:
+        """Note it for the end of this turn of the loop: one engine step evicts many blocks."""
+        if not self._evicted:
+            asyncio.get_running_loop().call_soon(self._tell_evictions)
+        self._evicted[session] = None
+
+    def _tell_evictions(self) -> None:
+        sessions, self._evicted = list(self._evicted), {}
+        cache = self._engine.cache
+        for session in sessions:
+            leaf = self._leaves.get(session)
+            if leaf is None or leaf.token_ids is None or session not in self._watched:
+                continue
+            left = cache.num_cached_tokens(leaf.token_ids) if cache is not None else None
+            if left is not None:
+                self._note(KVEvicted(session, left))
+
+
+def _step_ready(generation: Generation, leaf: Leaf, cached_tokens: int | None) -> StepReady:
+    step, now = generation.step, generation.ready_s
+    hints, deadline_s = step.hints, None
+    if hints.deadline is not None:
+        # The only use of the wall clock: a deadline comes from another process.
+        deadline_s = now + (hints.deadline - datetime.now(UTC)).total_seconds()
+    ttl = hints.speculative_ttl
+    return StepReady(
+        step_id=step.step_id,
+        session=leaf.session,
+        path=leaf.growing,
+        max_tokens=step.sampling.max_tokens,
+        is_new=step.is_first,
+        cached_tokens=cached_tokens,
+        job=step.job_id,
+        tenant=hints.tenant,
+        priority=hints.priority,
+        attained_s=hints.attained_s,
+        deadline_s=deadline_s,
+        fan_out=FanOut(hints.fan_out.group, hints.fan_out.size) if hints.fan_out else None,
+        is_speculative=ttl is not None,
+        expires_s=None if ttl is None else now + ttl.total_seconds(),
+    )

@@ -25,6 +25,26 @@ class DrainingError(UnavailableError):
     """The replica is going away and hands the step back."""
 
 
+class StaleStepError(MusterError):
+    """Nobody would want the step's result any more: it was dropped before it ended."""
+
+
+class NoProgressError(UnavailableError):
+    """The engine looks alive but computes nothing; every step in it was given up."""
+
+
+class OverloadedError(UnavailableError):
+    """The service has no room for new sessions now; it says when to ask again."""
+
+    def __init__(self, retry_after: timedelta) -> None:
+        seconds = retry_after.total_seconds()
+        super().__init__(
+            f"the inference service takes no new sessions now; ask again in {seconds:.1f} s",
+            hint="it is retried by itself; more replicas or a larger KV cache shorten the wait",
+        )
+        self.retry_after = retry_after
+
+
 class StepFaultError(MusterError):
     """Something that nobody foresaw went wrong in the step; it counts as any other failure."""
 
@@ -36,11 +56,24 @@ class StepFailedTooOftenError(MusterError):
 
 
 def to_temporal(error: MusterError) -> ApplicationError:
-    """Return the Temporal failure of one of our errors; a handed-back step is retried at once."""
+    """Return the Temporal failure of one of our errors.
+
+    A handed-back step is retried at once, one that found no room when the service said.
+    """
     return ApplicationError(
         str(error),
         {"message": error.message, "hint": error.hint},
         type=type(error).__name__,
         non_retryable=not error.retryable,
-        next_retry_delay=timedelta(milliseconds=100) if isinstance(error, DrainingError) else None,
+        next_retry_delay=_retry_delay(error),
     )
+
+
+def _retry_delay(error: MusterError) -> timedelta | None:
+    match error:
+        case DrainingError():
+            return timedelta(milliseconds=100)
+        case OverloadedError():
+            return error.retry_after
+        case _:
+            return None

@@ -10,6 +10,7 @@ from enum import StrEnum, auto
 
 from contracts.error import MusterError
 from contracts.llm_step import LLMStepInput, LLMStepResult, StepPhase, StepTiming, Usage
+from inference_service.leaf import Leaf
 
 
 class StopCause(StrEnum):
@@ -21,6 +22,10 @@ class StopCause(StrEnum):
     """No attempt waits for it any more, but its job may ask again."""
     DRAINED = auto()
     """The replica goes away."""
+    STALE = auto()
+    """The scheduler gave it up: nobody would want its result any more."""
+    STUCK = auto()
+    """The engine that ran it makes no progress."""
 
 
 @dataclass(eq=False)
@@ -28,7 +33,8 @@ class Generation:
     """What the service knows of a running step.
 
     `attempts` holds the task tokens that wait for it. `usage` counts this epoch; tokens of samples
-    that were not kept stand under `wasted_tokens`. Times are seconds of one monotonic clock.
+    that were not kept stand under `wasted_tokens`. Times are seconds of one monotonic clock. `leaf`
+    is the session it continues, from ready on.
     """
 
     step: LLMStepInput
@@ -44,6 +50,7 @@ class Generation:
     dispatched_s: float = 0.0
     first_token_s: float = 0.0
     cohort_size: int = 0
+    leaf: Leaf | None = None
     dispatched: asyncio.Event = field(default_factory=asyncio.Event)
     rejection: MusterError | None = None
     stop_cause: StopCause | None = None

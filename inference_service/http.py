@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -14,12 +17,20 @@ from inference_service.service import InferenceService
 def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity) -> Starlette:
     """Return the ASGI application.
 
-    `GET /health`: 200 `{"status": "ok"}`, or 503 with the reason. `GET /stats`: the model, the
-    replica, its capacity (requests and tokens), steps ready and in the engine, the share of KV
-    blocks in use (0 to 1), and counts of cohorts and of the steps in them since the start.
+    `GET /health`: 200 `{"status": "ok"}`, or 503 with the reason.
+
+    `GET /stats`: the model, the replica, its capacity (requests and tokens), steps ready and in the
+    engine, the share of KV blocks in use (0 to 1), and counts since the start: cohorts and the
+    steps in them, steps shed, events that the scheduler refused (a bug), prompt tokens and those
+    that were cached, preemptions, overhead tokens, and where the scheduler's model of the cache and the engine disagreed.
+
+    `GET /cohorts`: the scheduler's view (`SchedulerView`), the last cohorts (newest last), and what
+    the engine tells of its prefix cache.
     """
 
     async def health(_: Request) -> JSONResponse:
+        if service.trouble:
+            return JSONResponse({"status": "dead", "reason": service.trouble}, status_code=503)
         try:
             await service.engine.check_health()
         except EngineDeadError as error:
@@ -27,23 +38,64 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
         return JSONResponse({"status": "ok"})
 
     async def stats(_: Request) -> JSONResponse:
-        ready, in_engine = service.dispatcher.counts()
-        engine = await service.engine.stats()
-        return JSONResponse(
-            {
-                "model": model,
-                "replica": service.replica,
-                "max_num_seqs": capacity.max_num_seqs,
-                "kv_tokens": capacity.kv_tokens,
-                "max_model_len": capacity.max_model_len,
-                "ready": ready,
-                "in_engine": in_engine,
-                "engine_running": engine.num_running,
-                "engine_waiting": engine.num_waiting,
-                "kv_cache_usage": engine.kv_cache_usage,
-                "cohorts": service.dispatcher.cohorts,
-                "steps": service.dispatcher.steps,
-            }
-        )
+        head = {
+            "model": model,
+            "replica": service.replica,
+            "max_num_seqs": capacity.max_num_seqs,
+            "kv_tokens": capacity.kv_tokens,
+            "max_model_len": capacity.max_model_len,
+        }
+        return JSONResponse(head | await _stats(service))
 
-    return Starlette(routes=[Route("/health", health), Route("/stats", stats)])
+    async def cohorts(_: Request) -> JSONResponse:
+        return JSONResponse(_cohorts(service))
+
+    return Starlette(
+        routes=[Route("/health", health), Route("/stats", stats), Route("/cohorts", cohorts)]
+    )
+
+
+async def _stats(service: InferenceService) -> dict[str, Any]:
+    dispatcher = service.dispatcher
+    ready, in_engine = dispatcher.counts()
+    engine = await service.engine.stats()
+    tally, overhead, view = dispatcher.tally, dispatcher.touches.overhead, dispatcher.view()
+    return {
+        "ready": ready,
+        "in_engine": in_engine,
+        "engine_running": engine.num_running,
+        "engine_waiting": engine.num_waiting,
+        "kv_cache_usage": engine.kv_cache_usage,
+        "cohorts": tally.cohorts,
+        "steps": tally.steps,
+        "shed": tally.shed,
+        "refused_events": tally.refused_events,
+        "prompt_tokens": tally.prompt_tokens,
+        "cached_tokens": tally.cached_tokens,
+        "preemptions": engine.num_preemptions,
+        "overhead_tokens": overhead.computed_tokens,
+        "disagreements": view.disagreements,
+        "disagreement_tokens": view.disagreement_tokens,
+    }
+
+
+def _cohorts(service: InferenceService) -> dict[str, Any]:
+    dispatcher, cache = service.dispatcher, service.engine.cache
+    now = dispatcher.now()
+    overhead = dispatcher.touches.overhead
+    return {
+        "scheduler": asdict(dispatcher.view()),
+        "last_cohorts": [
+            {"age_s": now - cohort.dispatched_s, "steps": cohort.step_ids}
+            for cohort in dispatcher.last_cohorts
+        ],
+        "cache": None
+        if cache is None
+        else {"block_size": cache.block_size, "is_degraded": cache.is_degraded},
+        "sessions": dispatcher.num_sessions,
+        "overhead": asdict(overhead) | {"computed_tokens": overhead.computed_tokens},
+        "tokens": {
+            "prompt": dispatcher.tally.prompt_tokens,
+            "cached": dispatcher.tally.cached_tokens,
+        },
+    }

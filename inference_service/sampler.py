@@ -114,15 +114,17 @@ class Sampler:
                         f"the engine gave no token for {gap_s:g} s "
                         f"({len(token_ids)} of at most {request.max_tokens} generated)"
                     ) from None
-                if piece.token_ids and not token_ids:
-                    generation.phase = StepPhase.DECODE
-                    self._dispatcher.first_token(generation)
+                self._dispatcher.engine_gave_output()
+                is_first = bool(piece.token_ids) and not token_ids
                 token_ids.extend(piece.token_ids)
                 generation.usage = before + Usage(
                     prompt_tokens=len(request.prompt_token_ids),
                     cached_tokens=piece.num_cached_tokens,
                     completion_tokens=len(token_ids),
                 )
+                if is_first:
+                    generation.phase = StepPhase.DECODE
+                    self._dispatcher.first_token(generation, piece.num_cached_tokens)
                 if piece.finish_reason is not None:
                     assert piece.timing is not None
                     return Sample(token_ids, piece.finish_reason, piece.timing)

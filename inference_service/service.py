@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 
 from contracts.error import BadInputError, UnavailableError
-from contracts.llm_step import LLMStepInput, LLMStepResult, StepHeartbeat
+from contracts.llm_step import LLMStepInput, LLMStepResult, SessionHint, StepHeartbeat
 from contracts.message import content_hash
 from inference_service.dispatcher import Dispatcher
 from inference_service.engine.protocol import Engine, EngineDeadError
-from inference_service.failure import DrainingError
+from inference_service.failure import DrainingError, OverloadedError
 from inference_service.generation import Generation, StopCause
+from inference_service.progress import wait_for_stall
 from inference_service.scheduler.protocol import Scheduler
 from inference_service.session import Sessions
 from inference_service.step import StepProtocol, StepSettings
@@ -49,9 +51,11 @@ class InferenceService:
     ) -> None:
         self.engine = engine
         self.replica = replica
-        self.dispatcher = Dispatcher(scheduler)
+        self.dispatcher = Dispatcher(scheduler, engine)
         self.engine_died = asyncio.Event()
         """Set when the engine is gone: the process should leave and be started again."""
+        self.trouble = ""
+        """Why the engine cannot serve any more, though it may look alive."""
         self._ledger = ledger
         self._live: dict[str, Generation] = {}
         self._draining = False
@@ -69,7 +73,8 @@ class InferenceService:
         """Return the running generation of a step, begun now if there is none.
 
         `attempt` is the task token of the attempt that will wait for it. Raises `BadInputError` if
-        the step id is running with another input, `DrainingError` if the replica is going away.
+        the step id is running with another input, `DrainingError` if the replica is going away,
+        `OverloadedError` if a new session would find no room: before anything is done for it.
         """
         digest = content_hash(step)
         while running := self._live.get(step.step_id):
@@ -78,6 +83,8 @@ class InferenceService:
             await asyncio.wait({running.task})
         if self._draining:
             raise DrainingError(f"replica {self.replica!r} is draining")
+        if step.is_first and (wait_s := self.dispatcher.retry_after_s()) is not None:
+            raise OverloadedError(timedelta(seconds=wait_s))
         generation = Generation(step, digest, created_s=self.dispatcher.now(), attempts={attempt})
         self._live[step.step_id] = generation
         task = asyncio.create_task(self._protocol.run(generation, attempt), name=step.step_id)
@@ -111,9 +118,26 @@ class InferenceService:
     def drain(self) -> None:
         """Take no new step, and hand back those that wait in line; those in the engine go on."""
         self._draining = True
+        self.dispatcher.touches.close()
         for generation in list(self._live.values()):
             if not generation.dispatched.is_set():
                 self._stop(generation, StopCause.DRAINED)
+
+    async def watch_progress(self, limit: timedelta) -> None:
+        """Wait until the engine makes no progress for `limit`; then give up every step in it."""
+        stalled_s = await wait_for_stall(self.engine, self.dispatcher, limit)
+        for generation in self._lose_engine(
+            f"the engine makes no progress: nothing for {stalled_s:.1f} s with steps in it"
+        ):
+            self._stop(generation, StopCause.STUCK)
+
+    def close(self) -> None:
+        """End what the service does of its own; no step may be running any more."""
+        self.dispatcher.close()
+
+    def hint(self, hint: SessionHint) -> None:
+        """Note what a job's workflow says of its sessions."""
+        self.dispatcher.hint(hint.job_id, hint.state)
 
     async def record_progress(self) -> None:
         """Record in the ledger what running steps have used: the count left after a SIGKILL."""
@@ -152,8 +176,16 @@ class InferenceService:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, EngineDeadError) and not self.engine_died.is_set():
-            log.error("%s", error)
-            self.engine_died.set()
-            self.dispatcher.engine_lost()
-            self.drain()
+        if isinstance(error, EngineDeadError):
+            self._lose_engine(str(error))
+
+    def _lose_engine(self, trouble: str) -> list[Generation]:
+        """Hand back what waits and ask for a new process; return what was in the engine."""
+        if self.engine_died.is_set():
+            return []
+        log.error("%s", trouble)
+        self.trouble = trouble
+        self.engine_died.set()
+        lost = self.dispatcher.engine_lost()
+        self.drain()
+        return lost

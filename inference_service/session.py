@@ -26,6 +26,7 @@ from contracts.llm_step import LLMStepInput
 from contracts.message import ContextRef, Message
 from inference_service.engine.protocol import ChatTokenizer
 from inference_service.prompt import ChatMessage, Toolset, chat_messages
+from inference_service.scheduler.event import Node
 from store.context import ContextStore
 
 log = logging.getLogger(__name__)
@@ -46,14 +47,16 @@ _MAX_INLINE_CHARACTERS = 8_192
 class Prompt:
     """The prompt of one step. `token_ids[:base_length]` is the token run `parent`, unchanged.
 
-    `uncomputed` is the number of its tokens that this engine has not seen in this place yet: what
-    its prefix cache, if it still holds the rest, has to compute. At least 1.
+    `kept` is how many of its first tokens are those of the step's base in this place: all of the
+    base's, unless the chat template is not append-only. `opening` is the part that every prompt
+    with this opening conversation begins with; a later step of a session has none.
     """
 
     token_ids: array[int]
     base_length: int
     parent: str | None
-    uncomputed: int
+    kept: int = 0
+    opening: Node | None = None
 
 
 class Sessions:
@@ -68,7 +71,7 @@ class Sessions:
         self._live: OrderedDict[str, array[int]] = OrderedDict()
         self._live_tokens = 0
         self._openings: OrderedDict[str, list[Message]] = OrderedDict()
-        self._opened: OrderedDict[str, array[int]] = OrderedDict()
+        self._opening_ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._probe_end = self._end_of_turn(_PROBE)
         self.append_only = self._is_append_only()
         self._has_tool_role = self._renders_tool_role()
@@ -88,7 +91,7 @@ class Sessions:
             return await self._rendered_whole(step, toolset, base)
         chat = chat_messages(step.append, {}, has_tool_role=self._has_tool_role)
         ids = base + await self._encode(chat, after_probe=True)
-        return Prompt(ids, len(base), run, len(ids) - len(base))
+        return Prompt(ids, len(base), run, kept=len(base))
 
     def keep(self, run: str, token_ids: array[int], *, parent: str | None) -> None:
         """Keep the ids of the session that ends in step `run`, in place of its `parent`'s."""
@@ -113,23 +116,30 @@ class Sessions:
         messages = [*await self._messages(step.base), *step.append]
         chat = chat_messages(messages, toolset, has_tool_role=self._has_tool_role)
         ids = await self._encode(chat)
-        if base is not None and (position := _divergence(base, ids)) < len(base):
+        if step.base is not None and step.base.token_run is None:
+            return Prompt(ids, 0, None, opening=await self._opening(step, toolset, ids))
+        kept = 0 if base is None else _divergence(base, ids)
+        if base is not None and kept < len(base):
             log.warning(
                 "step %s: the prompt differs from its session at token %d of %d",
-                step.step_id, position, len(base),
+                step.step_id, kept, len(base),
             )  # fmt: skip
-        return Prompt(ids, 0, None, len(ids) - self._seen(step.base, ids))
+        return Prompt(ids, 0, None, kept=kept)
 
-    def _seen(self, base: ContextRef | None, ids: array[int]) -> int:
-        """Return how many of the ids the last prompt with this opening shared with it."""
-        if base is None:
-            return 0
-        last = self._opened.get(base.head)
-        self._opened[base.head] = ids
-        self._opened.move_to_end(base.head)
-        if len(self._opened) > _MAX_OPENINGS:
-            self._opened.popitem(last=False)
-        return 0 if last is None else min(_divergence(last, ids), len(ids) - 1)
+    async def _opening(self, step: LLMStepInput, toolset: Toolset, ids: array[int]) -> Node | None:
+        """Return what the prompt shares with all others of its opening conversation and tools."""
+        assert step.base is not None
+        key = (step.base.head, step.toolset or "")
+        if key not in self._opening_ids:
+            opening = await self._messages(step.base)
+            chat = chat_messages(opening, toolset, has_tool_role=self._has_tool_role)
+            self._opening_ids[key] = await self._encode(chat, add_generation_prompt=False)
+            if len(self._opening_ids) > _MAX_OPENINGS:
+                self._opening_ids.popitem(last=False)
+        else:
+            self._opening_ids.move_to_end(key)
+        length = min(_divergence(self._opening_ids[key], ids), len(ids) - 1)
+        return Node(f"{key[0][:16]}.{key[1][:16]}.{length}", length) if length else None
 
     async def _messages(self, base: ContextRef | None) -> list[Message]:
         if base is None:
@@ -144,20 +154,28 @@ class Sessions:
                 self._openings.popitem(last=False)
         return messages
 
-    async def _encode(self, chat: list[ChatMessage], *, after_probe: bool = False) -> array[int]:
+    async def _encode(
+        self,
+        chat: list[ChatMessage],
+        *,
+        after_probe: bool = False,
+        add_generation_prompt: bool = True,
+    ) -> array[int]:
         size = sum(len(message["content"]) for message in chat)
         if size <= _MAX_INLINE_CHARACTERS:
-            return self._encode_chat(chat, after_probe)
-        return await asyncio.to_thread(self._encode_chat, chat, after_probe)
+            return self._encode_chat(chat, after_probe, add_generation_prompt)
+        return await asyncio.to_thread(self._encode_chat, chat, after_probe, add_generation_prompt)
 
-    def _encode_chat(self, chat: list[ChatMessage], after_probe: bool) -> array[int]:
+    def _encode_chat(
+        self, chat: list[ChatMessage], after_probe: bool, add_generation_prompt: bool
+    ) -> array[int]:
         """Return the ids of `chat` and the head of the answer; contents never become control."""
         contents = [message["content"] for message in chat]
         inert = any(s in text for text in contents for s in self._tokenizer.special_tokens)
         if inert:
             chat = [m | {"content": _placeholder(n)} for n, m in enumerate(chat)]
         probe = _PROBE if after_probe else []
-        text = self._tokenizer.render([*probe, *chat], add_generation_prompt=True)
+        text = self._tokenizer.render([*probe, *chat], add_generation_prompt=add_generation_prompt)
         if after_probe:
             text = text[self._probe_end :]
         if not inert:

@@ -34,7 +34,9 @@ from inference_service.engine.protocol import (
 )
 from inference_service.failure import (
     DrainingError,
+    NoProgressError,
     StaleAttemptError,
+    StaleStepError,
     StepFailedTooOftenError,
     StepFaultError,
 )
@@ -122,6 +124,18 @@ class StepProtocol:
             return claim.result
         generation.claimed(claim.epoch, claim.failures, claim.past)
         try:
+            result = await self._run_once(generation)
+        except MusterError as error:
+            self._dispatcher.gave_up(generation, for_good=not error.retryable)
+            raise
+        if result.message is None:
+            self._dispatcher.gave_up(generation, for_good=True)
+        else:
+            self._dispatcher.committed(generation, result.message)
+        return result
+
+    async def _run_once(self, generation: Generation) -> LLMStepResult:
+        try:
             return await self._run_claimed(generation)
         except InterruptedStepError:
             return await self._interrupted(generation)
@@ -139,18 +153,26 @@ class StepProtocol:
         toolset = await self._toolset(step.toolset)
         schema = output_schema(step.output, toolset)
         prompt = await self._sessions.resolve(step, toolset)
-        finished = False
         with generation.interruptible():
-            self._dispatcher.ready(generation, len(prompt.token_ids), prompt.uncomputed)
+            self._dispatcher.ready(generation, prompt)
             try:
                 await generation.dispatched.wait()
                 if generation.rejection:
                     raise generation.rejection
                 answer = await self._answer(generation, prompt, toolset, schema)
-                finished = True
-            finally:
-                self._dispatcher.left_engine(generation, finished=finished)
-        return await self._commit(generation, prompt, answer)
+            except BaseException:
+                self._dispatcher.failed(generation)
+                raise
+            token_ids = self._context(prompt, answer)
+            self._dispatcher.finished(generation, token_ids)
+        return await self._commit(generation, prompt, answer, token_ids)
+
+    def _context(self, prompt: Prompt, answer: _Answer) -> array[int]:
+        """Return the ids of the whole context; an answer that was cut off gets its end of turn."""
+        token_ids = prompt.token_ids + answer.token_ids
+        if token_ids[-1] != self._tokenizer.eos_token_id:
+            token_ids.append(self._tokenizer.eos_token_id)
+        return token_ids
 
     async def _answer(
         self,
@@ -193,12 +215,9 @@ class StepProtocol:
         )
 
     async def _commit(
-        self, generation: Generation, prompt: Prompt, answer: _Answer
+        self, generation: Generation, prompt: Prompt, answer: _Answer, token_ids: array[int]
     ) -> LLMStepResult:
         step = generation.step
-        token_ids = prompt.token_ids + answer.token_ids
-        if token_ids[-1] != self._tokenizer.eos_token_id:
-            token_ids.append(self._tokenizer.eos_token_id)
         messages = (*step.append, answer.message)
         head = step.base.head if step.base else None
         for message in messages:
@@ -277,6 +296,14 @@ class StepProtocol:
             case StopCause.DRAINED:
                 await self._close(generation, AttemptOutcome.HANDED_BACK, "")
                 raise DrainingError(f"replica {self._replica!r} is draining")
+            case StopCause.STALE:
+                why = f"LLM step {generation.step_id!r}: the scheduler gave it up as stale"
+                await self._close(generation, AttemptOutcome.ABANDONED, why)
+                raise StaleStepError(why)
+            case StopCause.STUCK:
+                why = f"the engine of replica {self._replica!r} makes no progress"
+                await self._close(generation, AttemptOutcome.ABANDONED, why)
+                raise NoProgressError(why, hint="the replica is started again; the step is retried")
             case _:
                 await self._close(generation, AttemptOutcome.ABANDONED, "no attempt waits for it")
                 raise StaleAttemptError(

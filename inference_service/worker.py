@@ -1,4 +1,4 @@
-"""The service on Temporal: the `llm_step` activity, its two task queues, and the start window."""
+"""The service on Temporal: its activities, its two task queues, and the start window."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from temporalio.worker import (
 )
 
 from contracts.error import MusterError
-from contracts.llm_step import LLMStepInput, LLMStepResult
-from contracts.name import LLM_STEP, continue_queue, start_queue
+from contracts.llm_step import LLMStepInput, LLMStepResult, SessionHint
+from contracts.name import LLM_STEP, SESSION_HINT, continue_queue, start_queue
 from inference_service.failure import to_temporal
 from inference_service.generation import Generation, StopCause
 from inference_service.service import InferenceService
@@ -43,17 +43,19 @@ class WorkerSettings:
 
     `first_heartbeat` and `heartbeat` are for liveness. Where the server does not push
     cancellations, `cancel_heartbeat` is the interval at which steps in the engine ask for theirs.
-    `drain` bounds how long steps in the engine may go on after SIGTERM.
+    `drain` bounds how long steps in the engine may go on after SIGTERM. `progress` is how long an
+    engine with steps in it may compute nothing: more than one chunk of a prompt takes.
     """
 
     first_heartbeat: timedelta = timedelta(seconds=5)
     heartbeat: timedelta = timedelta(seconds=5)
     cancel_heartbeat: timedelta | None = None
     drain: timedelta = timedelta(seconds=20)
+    progress: timedelta = timedelta(minutes=2)
 
 
 class LLMStepActivity:
-    """The `llm_step` activity: one attempt attaches to a generation and waits for it."""
+    """The service's activities; an attempt of `llm_step` attaches to a generation and waits."""
 
     def __init__(self, service: InferenceService, settings: WorkerSettings) -> None:
         self._service = service
@@ -86,6 +88,11 @@ class LLMStepActivity:
             raise ApplicationError(
                 f"{type(error).__name__}: {error}", type="ServiceFault"
             ) from error
+
+    @activity.defn(name=SESSION_HINT)
+    async def session_hint(self, hint: SessionHint) -> None:
+        """Note what became of a job's sessions."""
+        self._service.hint(hint)
 
     async def _wait(self, generation: Generation) -> None:
         settings = self._settings
@@ -184,7 +191,7 @@ async def serve(
     continuations = Worker(
         client,
         task_queue=continue_queue(model),
-        activities=[steps.llm_step],
+        activities=[steps.llm_step, steps.session_hint],
         tuner=_tuner(FixedSizeSlotSupplier(MAX_CONTINUATIONS)),
         identity=identity,
         graceful_shutdown_timeout=settings.drain,
@@ -192,7 +199,10 @@ async def serve(
     )
     async with AsyncExitStack() as stack:
         progress = asyncio.create_task(_record_progress(service, settings.heartbeat))
+        stack.callback(service.close)
         stack.callback(progress.cancel)
+        watchdog = asyncio.create_task(service.watch_progress(settings.progress))
+        stack.callback(watchdog.cancel)
         await stack.enter_async_context(starts)
         await stack.enter_async_context(continuations)
         stopped = asyncio.create_task(stop.wait())

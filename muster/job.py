@@ -93,6 +93,7 @@ class Jobs:
         model: str,
         tenant: str = "default",
         priority: int = 3,
+        deadline: datetime | None = None,
         job_id: str | None = None,
     ) -> str:
         """Start a job of `agent` on the input `text` and return its id.
@@ -106,6 +107,7 @@ class Jobs:
             model=agent.model or model,
             tenant=_tenant(tenant),
             priority=priority,
+            deadline=deadline,
         )
         size = len(to_json(job))
         if size > MAX_START_BYTES:

@@ -106,6 +106,9 @@ class Settings(BaseSettings):
     what the model leaves, on a CPU 1 GiB)."""
     max_model_len: int = Field(0, ge=0)
     """Longest prompt plus output, in tokens; 0 takes the model's own context window."""
+    progress_timeout: Duration = timedelta(minutes=2)
+    """How long an engine with LLM steps in it may compute nothing before its process is started
+    again; longer than one chunk of a prompt takes."""
     replica: str = Field("engine-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """Name of this inference service among its replicas, as ledgers and reports show it."""
 

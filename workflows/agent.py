@@ -10,7 +10,9 @@ Life of a job:
    order of the calls, are the next step's `append`; go on at 2.
 
 A limit ends the job with a result that names it; a failure for good fails the job with a typed
-error. On cancellation whatever runs is cancelled and awaited, so that its usage is counted.
+error. On cancellation whatever runs is cancelled and awaited, so that its usage is counted. Where
+the inference service cannot see that the conversation has ended, it is told, so that it gives up
+what it keeps for it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,15 @@ with workflow.unsafe.imports_passed_through():
         OpenJobResult,
         StopReason,
     )
-    from contracts.llm_step import Hints, LLMStepInput, LLMStepResult, Outcome, OutputForm
+    from contracts.llm_step import (
+        Hints,
+        LLMStepInput,
+        LLMStepResult,
+        Outcome,
+        OutputForm,
+        SessionHint,
+        SessionState,
+    )
     from contracts.message import Message, Role, ToolCall
     from contracts.name import (
         AGENT_WORKFLOW,
@@ -50,6 +60,7 @@ with workflow.unsafe.imports_passed_through():
         OPEN_JOB,
         PROGRESS_QUERY,
         SEARCH_STATE,
+        SESSION_HINT,
     )
     from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
     from workflows import failure, limit, option, text, turn
@@ -59,6 +70,9 @@ with workflow.unsafe.imports_passed_through():
 
 MAX_RESCHEDULES = 3
 """How often a tool call that lost its worker in every attempt is scheduled again."""
+
+_HINTS = "session-hint"
+"""Patch: jobs of before it end without a hint."""
 
 _STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
 
@@ -88,10 +102,14 @@ class AgentWorkflow:
         try:
             result = await self._converse()
         except (ActivityError, ApplicationError, MusterError, asyncio.CancelledError) as error:
+            is_asked = workflow.cancellation_reason() is not None
+            if is_asked or not isinstance(error, asyncio.CancelledError):
+                await self._hint_end()
             self._end_badly(error)
         if result.stop_reason is StopReason.ANSWERED:
             self._enter(JobStatus.COMPLETED, "answered")
         else:
+            await self._hint_end()
             self._enter(JobStatus.STOPPED, f"stopped: {result.stop_reason} reached")
         return result
 
@@ -143,6 +161,7 @@ class AgentWorkflow:
             return await self._answer_calls(message.tool_calls, form)
         if form.may_answer:
             return self._state.result(StopReason.ANSWERED, message.content)
+        self._state.is_out = True
         self._state.pending = [turn.answer_refused(form)]
         return None
 
@@ -162,6 +181,7 @@ class AgentWorkflow:
                 priority=self._job.priority,
                 attained_s=state.attained_s,
                 tenant=self._job.tenant,
+                deadline=self._job.deadline,
             ),
         )
         self._say(f"waiting for LLM step {number}")
@@ -181,12 +201,14 @@ class AgentWorkflow:
                 raise
             if self._is_out_of_time(error):
                 raise OutOfTimeError from error
+            state.is_out = False
             raise failure.step_failure(step.step_id, error) from error
         return self._accept(step.step_id, result)
 
     def _accept(self, step_id: str, result: LLMStepResult) -> Message:
         """Account for a step that returned, and move on to the conversation it committed."""
         self._state.count_step(result)
+        self._state.is_out = result.message is not None and bool(result.message.tool_calls)
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
         if result.outcome is not Outcome.FINISHED:
@@ -274,6 +296,21 @@ class AgentWorkflow:
                 reschedules -= 1
             else:
                 return result
+
+    async def _hint_end(self) -> None:
+        """Tell the inference service that the job ends, unless it knows; it may not be there."""
+        if not self._state.is_out or not workflow.patched(_HINTS):
+            return
+        hint = SessionHint(job_id=workflow.info().workflow_id, state=SessionState.ENDED)
+        try:
+            await workflow.execute_activity(
+                SESSION_HINT,
+                hint,
+                summary=text.summary("tell the inference service that the job has ended"),
+                **option.session_hint_options(self._job),
+            )
+        except (ActivityError, asyncio.CancelledError):
+            workflow.logger.info("the inference service was not told of the job's end")
 
     def _remaining(self) -> timedelta:
         """Return the wall time that is left, above zero; raises `OutOfTimeError` if none is."""

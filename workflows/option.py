@@ -25,6 +25,9 @@ TOOL_GRACE = timedelta(seconds=10)
 """The tool worker ends a call at the tool's own timeout, since it can say what happened; Temporal's
 comes this much later, for a worker that could not."""
 
+SESSION_HINT_TIMEOUT = timedelta(seconds=2)
+"""A hint is worth little: a service that does not take it at once does without."""
+
 LLM_STEP_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
 )
@@ -75,6 +78,18 @@ def llm_step_options(
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
         retry_policy=LLM_STEP_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        priority=priority(job),
+    )
+
+
+def session_hint_options(job: AgentJobInput) -> ActivityOptions:
+    """Return the options of `session_hint`: one attempt, on the queue that is always polled."""
+    return ActivityOptions(
+        task_queue=continue_queue(job.model),
+        schedule_to_close_timeout=SESSION_HINT_TIMEOUT,
+        start_to_close_timeout=SESSION_HINT_TIMEOUT,
+        retry_policy=RetryPolicy(maximum_attempts=1),
+        cancellation_type=ActivityCancellationType.TRY_CANCEL,
         priority=priority(job),
     )
 

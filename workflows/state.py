@@ -28,7 +28,8 @@ class JobState(BaseModel):
     The conversation is the stored `context` followed by `pending`, which no LLM step has committed
     yet. `branch` and `next_step` make step ids; both outlive a roll-over. The branch is the end of
     a run id: its beginning is a clock, which two runs of one job can share. `attained_s` is the
-    engine time used so far, in seconds.
+    engine time used so far, in seconds. `is_out` says that the last step asked for tools, so the
+    inference service waits for the next.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -44,6 +45,7 @@ class JobState(BaseModel):
     tool_calls: int = 0
     usage: Usage = Usage()
     attained_s: float = 0.0
+    is_out: bool = False
     tools: dict[str, ToolTally] = Field(default_factory=dict)
     doing: str = "starting"
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from contextlib import aclosing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from muster.cli.option import DataDir, Json
 from muster.cli.view import console, printable, time_table, verdict
 from muster.cli.watch import watch
 from muster.connection import connect
+from muster.duration import parse_duration
 from muster.job import Jobs
 from muster.job_id import new_job_id, ui_link
 from muster.job_input import read_input
@@ -44,6 +46,10 @@ def run(
     priority: Annotated[
         int, typer.Option(min=1, max=5, help="1 to 5; a lower number is served earlier.")
     ] = 3,
+    deadline: Annotated[
+        str | None,
+        typer.Option(help="Time from now, as in 10m, after which the answer is worthless."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the job id and leave at once.")
     ] = False,
@@ -58,12 +64,13 @@ def run(
     agent = load_agent(agent_file, settings.tool_path)
     _check_model(agent, settings)
     given = read_input(text, sys.stdin.buffer)
+    until = _deadline(deadline)
     job_id = new_job_id()
     started = _Started()
     try:
         status = asyncio.run(
             _run(settings, agent, given, job_id, started, tenant=tenant, priority=priority,
-                 detach=detach, as_json=as_json)
+                 deadline=until, detach=detach, as_json=as_json)
         )  # fmt: skip
     except KeyboardInterrupt:
         if started.asked:
@@ -91,6 +98,7 @@ async def _run(
     *,
     tenant: str,
     priority: int,
+    deadline: datetime | None,
     detach: bool,
     as_json: bool,
 ) -> int:
@@ -98,8 +106,9 @@ async def _run(
     jobs = Jobs(await connect(settings))
     started.asked = True
     await jobs.start(
-        agent, text, model=where.model, tenant=tenant, priority=priority, job_id=job_id
-    )
+        agent, text, model=where.model, tenant=tenant, priority=priority, deadline=deadline,
+        job_id=job_id,
+    )  # fmt: skip
     started.certain = True
     link = link_of(settings, job_id)
     if detach:
@@ -144,6 +153,18 @@ def _print_report(report: JobReport, link: str) -> None:
 
 def _object(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _deadline(text: str | None) -> datetime | None:
+    """Return the time that lies `text` ahead."""
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) + parse_duration(text)
+    except ValueError:
+        raise BadInputError(
+            f"--deadline {text!r} is no duration", hint="write it as in 30s, 10m or 1h30m"
+        ) from None
 
 
 def _check_model(agent: AgentSpec, settings: Settings) -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from contracts.error import MusterError, UnavailableError
 from muster import exit as way_out
+from muster.cli.cohort import print_cohorts
 from muster.cli.option import DataDir, Json
 from muster.log import LineFormatter
 from muster.settings import Settings, load_settings
@@ -109,18 +110,20 @@ def down(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 def status(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Show the parts of the stack; exit status 0 only if it is up as a whole."""
+    """Show the parts of the stack and what its scheduler sees; exit status 0 only if all is up."""
     settings = load_settings(data_dir=data_dir)
     record = state.running_stack(settings.data_dir)
-    inference = asyncio.run(_inference(record)) if record else None
+    inference, cohorts = asyncio.run(_inference(record)) if record else (None, None)
     whole = record is not None and _is_whole(record)
     if as_json:
         shown = record.model_dump(mode="json") if record else {"phase": "down", "parts": []}
-        print(json.dumps({"up": whole, **shown, "inference": inference}, indent=2))
+        print(
+            json.dumps({"up": whole, **shown, "inference": inference, "cohorts": cohorts}, indent=2)
+        )
     elif record is None:
         print(f"The stack of {settings.data_dir} is down. Start it with: muster up")
     else:
-        _print_status(record, inference)
+        _print_status(record, inference, cohorts)
     if not whole:
         raise typer.Exit(way_out.FAILED)
 
@@ -243,7 +246,9 @@ def _print_down(settings: Settings, what: str, *, as_json: bool) -> None:
         print(f"The stack of {settings.data_dir} {what}.")
 
 
-def _print_status(record: StackRecord, inference: dict[str, Any] | None) -> None:
+def _print_status(
+    record: StackRecord, inference: dict[str, Any] | None, cohorts: dict[str, Any] | None
+) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("part", "state", "pid", "uptime", "restarts", "address"):
         table.add_column(column, justify="right" if column in ("pid", "restarts") else "left")
@@ -266,16 +271,22 @@ def _print_status(record: StackRecord, inference: dict[str, Any] | None) -> None
     if inference:
         pairs = ", ".join(f"{key} {value}" for key, value in inference.items())
         console.print(f"Inference    {pairs}", highlight=False, soft_wrap=True)
+    if cohorts:
+        print_cohorts(console, cohorts)
 
 
-async def _inference(record: StackRecord) -> dict[str, Any] | None:
-    from muster.stack.worker import inference_stats
+async def _inference(
+    record: StackRecord,
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the inference service's statistics and its scheduler's view, where it answers."""
+    from muster.stack.worker import inference_cohorts, inference_stats
 
     if not any(part.name == "inference" and _is_up(part) for part in record.parts):
-        return None
+        return None, None
     with contextlib.suppress(MusterError, ValueError):
-        return await inference_stats(record.inference_url)
-    return None
+        stats = await inference_stats(record.inference_url)
+        return stats, await inference_cohorts(record.inference_url)
+    return None, None
 
 
 def _is_whole(record: StackRecord) -> bool:

@@ -105,6 +105,13 @@ async def inference_stats(url: str) -> dict[str, object]:
     return stats
 
 
+async def inference_cohorts(url: str) -> dict[str, object]:
+    """Return what the inference service's scheduler sees, or raise UnavailableError."""
+    response = await _get(url, "/cohorts")
+    cohorts: dict[str, object] = response.json()
+    return cohorts
+
+
 async def poller_pids(
     client: Client, queue: str, kind: TaskQueueType.ValueType
 ) -> Mapping[int, str]:

@@ -18,7 +18,7 @@ from inference_service.engine.protocol import Engine, EngineCapacity
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.http import http_app
 from inference_service.scheduler.event import CapacityChanged
-from inference_service.scheduler.fcfs import FirstComeFirstServed
+from inference_service.scheduler.ready_cohort import ReadyCohort
 from inference_service.service import InferenceService
 from inference_service.worker import WorkerSettings, fail_orphans, serve
 from muster.connection import connect, identity
@@ -49,7 +49,7 @@ async def main(settings: Settings) -> None:
         log.info("engine up", extra={"capacity": str(capacity)})
         service = InferenceService(
             engine=engine,
-            scheduler=FirstComeFirstServed(_capacity_event(capacity)),
+            scheduler=ReadyCohort(_capacity_event(capacity)),
             ledger=ledger,
             contexts=ContextStore(database),
             replica=settings.replica,
@@ -64,7 +64,7 @@ async def main(settings: Settings) -> None:
                 identity=identity("inference"),
             )
         if service.engine_died.is_set():
-            raise UnavailableError("the engine died", hint="its last words stand above")
+            raise UnavailableError(service.trouble, hint="its last words stand above")
     finally:
         await engine.close()
         await database.close()
@@ -127,6 +127,7 @@ def _worker_settings(settings: Settings) -> WorkerSettings:
     return WorkerSettings(
         cancel_heartbeat=timedelta(seconds=1) if is_external else None,
         drain=settings.drain_timeout,
+        progress=settings.progress_timeout,
     )
 
 

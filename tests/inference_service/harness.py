@@ -14,7 +14,8 @@ from inference_service.engine.protocol import EngineRequest
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.generation import Generation, StopCause
 from inference_service.scheduler.event import CapacityChanged
-from inference_service.scheduler.fcfs import FirstComeFirstServed
+from inference_service.scheduler.protocol import Scheduler
+from inference_service.scheduler.ready_cohort import ReadyCohort
 from inference_service.service import InferenceService
 from inference_service.step import StepSettings
 from store.context import ContextStore
@@ -58,6 +59,7 @@ async def harness(
     config: SimulatedConfig | None = None,
     respond: Callable[[EngineRequest, str], str] | None = None,
     settings: StepSettings | None = None,
+    scheduler: Callable[[CapacityChanged], Scheduler] = ReadyCohort,
 ) -> AsyncIterator[Harness]:
     """Run a service; its engine answers with `respond`, and is empty again at the end."""
     requests: list[EngineRequest] = []
@@ -69,18 +71,16 @@ async def harness(
     engine = SimulatedEngine(config or SimulatedConfig(time_scale=0.0), answer)
     capacity = await engine.start()
     ledger, contexts = StepLedger(database), ContextStore(database)
-    scheduler = FirstComeFirstServed(
-        CapacityChanged(
-            max_num_seqs=capacity.max_num_seqs,
-            num_blocks=capacity.kv_tokens // capacity.block_size,
-            block_size=capacity.block_size,
-            max_model_len=capacity.max_model_len,
-            prefill_tokens=4_096,
-        )
+    size = CapacityChanged(
+        max_num_seqs=capacity.max_num_seqs,
+        num_blocks=capacity.kv_tokens // capacity.block_size,
+        block_size=capacity.block_size,
+        max_model_len=capacity.max_model_len,
+        prefill_tokens=4_096,
     )
     service = InferenceService(
         engine=engine,
-        scheduler=scheduler,
+        scheduler=scheduler(size),
         ledger=ledger,
         contexts=contexts,
         replica=replica,
@@ -89,6 +89,7 @@ async def harness(
     try:
         yield Harness(service, engine, ledger, contexts, requests)
     finally:
+        service.close()
         await engine.close()
 
 

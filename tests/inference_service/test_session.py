@@ -172,17 +172,21 @@ async def test_live_sessions_stay_within_their_bound(database: Database) -> None
     assert sessions.live_tokens <= 100
 
 
-async def test_only_what_the_engine_has_not_seen_counts_as_uncomputed(database: Database) -> None:
+async def test_prompts_with_one_opening_share_it_and_nothing_of_their_inputs(
+    database: Database,
+) -> None:
     async with harness(database) as h:
         opening = await h.contexts.put(None, [Message(role=Role.SYSTEM, content="Be brief." * 20)])
         base = ContextRef(head=opening)
         sessions = Sessions(ByteTokenizer(), h.contexts)
-        first = await sessions.resolve(step_input(0, base=base, text="One?"), {})
-        second = await sessions.resolve(step_input(1, base=base, text="Two?"), {})
-        again = await sessions.resolve(step_input(2, base=base, text="Two?"), {})
-        assert first.uncomputed == len(first.token_ids)
-        assert second.uncomputed < 40 < len(second.token_ids)
-        assert again.uncomputed == 1, "the engine computes at least the last token"
-        answered = await h.run(step_input(3, base=base, text="Three?"))
-        more = await sessions.resolve(step_input(4, base=answered.context, text="Four?"), {})
-        assert more.uncomputed == len(more.token_ids) - more.base_length
+        one = await sessions.resolve(step_input(0, base=base, text="What is one?"), {})
+        two = await sessions.resolve(step_input(1, base=base, text="What is two?"), {})
+        assert one.opening == two.opening
+        assert one.opening is not None
+        told = ByteTokenizer().decode(one.token_ids[: one.opening.end].tolist())
+        assert "Be brief." in told
+        assert "What" not in told
+        answered = await h.run(step_input(2, base=base, text="Three?"))
+        more = await sessions.resolve(step_input(3, base=answered.context, text="Four?"), {})
+        assert more.opening is None
+        assert 0 < more.kept == more.base_length < len(more.token_ids)

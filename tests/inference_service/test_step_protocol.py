@@ -239,8 +239,8 @@ async def test_steps_that_are_ready_together_are_one_cohort(database: Database) 
         steps = [step_input(job_id=f"job-{n}") for n in range(8)]
         results = await asyncio.gather(*(h.run(step) for step in steps))
         assert sum(r.cohort_size for r in results) / 8 > 1
-        assert h.service.dispatcher.steps == 8
-        assert h.service.dispatcher.cohorts < 8
+        assert h.service.dispatcher.tally.steps == 8
+        assert h.service.dispatcher.tally.cohorts < 8
 
 
 async def test_parts_of_the_time_are_never_negative(database: Database) -> None:

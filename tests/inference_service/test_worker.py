@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from uuid import uuid4
 
 import pytest
 from temporalio import activity
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError
-from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepPhase
 from contracts.message import content_hash
-from contracts.name import LLM_STEP, continue_queue, start_queue
+from contracts.name import LLM_STEP, start_queue
 from inference_service.engine.protocol import EngineRequest
 from inference_service.engine.simulated import Fault, SimulatedConfig
-from inference_service.worker import WorkerSettings, fail_orphans, serve
-from muster.connection import connect_to
+from inference_service.scheduler.event import CapacityChanged
+from inference_service.scheduler.ready_cohort import ReadyCohort
+from inference_service.scheduler.setting import SchedulerSettings
+from inference_service.worker import fail_orphans
 from store.database import Database
 from store.step_ledger import AttemptOutcome, StepLedger
-from tests.inference_service.harness import Harness, harness, step_input, until
-from tests.inference_service.one_step import OneStep, OneStepInput
+from tests.inference_service.harness import Harness, harness, until
+from tests.inference_service.serving import serving, start, terminate, unique_step
 
 SLOW = SimulatedConfig(time_scale=1.0, max_num_seqs=1)
 STALLED = SimulatedConfig(
@@ -34,71 +32,15 @@ STALLED = SimulatedConfig(
     faults=tuple(Fault("stall", request=n, after_tokens=1) for n in range(2)),
 )
 """Both seats are taken for good."""
-Handle = WorkflowHandle[OneStep, LLMStepResult]
+
+
+def one_waits(capacity: CapacityChanged) -> ReadyCohort:
+    """Return a scheduler that leaves all but one of the waiting new steps to Temporal."""
+    return ReadyCohort(capacity, SchedulerSettings(max_waiting=1))
 
 
 def long_answer(request: EngineRequest, prompt: str) -> str:
     return "word " * 80
-
-
-@pytest.fixture
-async def model(temporal_client: Client) -> AsyncIterator[str]:
-    """Return a fresh model name, so fresh task queues, with a worker for `OneStep`."""
-    name = f"m-{uuid4().hex[:12]}"
-    async with Worker(temporal_client, task_queue=name, workflows=[OneStep]):
-        yield name
-
-
-@asynccontextmanager
-async def serving(
-    client: Client, h: Harness, model: str, **settings: timedelta | None
-) -> AsyncIterator[asyncio.Event]:
-    """Serve until the block ends, as a process of its own would; yields what begins the drain."""
-    stop = asyncio.Event()
-    address = client.service_client.config.target_host
-    running = asyncio.create_task(
-        serve(
-            await connect_to(address),
-            h.service,
-            model=model,
-            stop=stop,
-            settings=WorkerSettings(**settings),  # type: ignore[arg-type]
-            identity=f"test-{uuid4().hex[:8]}",
-        )
-    )
-    try:
-        yield stop
-    finally:
-        stop.set()
-        await running
-
-
-async def start(
-    client: Client,
-    model: str,
-    step: LLMStepInput,
-    *,
-    is_new: bool = True,
-    heartbeat_timeout: timedelta = timedelta(seconds=30),
-) -> Handle:
-    queue = start_queue(model) if is_new else continue_queue(model)
-    return await client.start_workflow(
-        OneStep.run,
-        OneStepInput(step=step, queue=queue, heartbeat_timeout=heartbeat_timeout),
-        id=f"one-step-{uuid4().hex}",
-        task_queue=model,
-    )
-
-
-async def terminate(handles: list[Handle]) -> None:
-    """Terminate jobs; one that takes a seat which another leaves may just have finished."""
-    for handle in handles:
-        with suppress(RPCError):
-            await handle.terminate()
-
-
-def unique_step(number: int = 0, **fields: object) -> LLMStepInput:
-    return step_input(number, job_id=f"job-{uuid4().hex[:12]}", **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["start", "continue"])
@@ -152,14 +94,14 @@ async def test_every_continuation_reaches_the_scheduler_whatever_waits_to_start(
     temporal_client: Client, database: Database, model: str
 ) -> None:
     async with (
-        harness(database, config=STALLED) as h,
+        harness(database, config=STALLED, scheduler=one_waits) as h,
         serving(temporal_client, h, model, drain=timedelta(0)),
     ):
         new = [await start(temporal_client, model, unique_step()) for _ in range(12)]
-        await until(lambda: h.service.dispatcher.counts() == (0, 3))
+        await until(lambda: h.service.dispatcher.counts() == (1, 3))
         steps = [unique_step() for _ in range(5)]
         known = [await start(temporal_client, model, step, is_new=False) for step in steps]
-        await until(lambda: h.service.dispatcher.counts() == (5, 3))
+        await until(lambda: h.service.dispatcher.counts() == (6, 3))
         await terminate([*new, *known])
 
 
@@ -167,16 +109,16 @@ async def test_new_sessions_wait_in_temporal_while_the_window_is_full(
     temporal_client: Client, database: Database, model: str
 ) -> None:
     async with (
-        harness(database, config=STALLED) as h,
+        harness(database, config=STALLED, scheduler=one_waits) as h,
         serving(temporal_client, h, model, drain=timedelta(0)),
     ):
         handles = [await start(temporal_client, model, unique_step()) for _ in range(10)]
-        await until(lambda: sum(h.service.dispatcher.counts()) == 3)
+        await until(lambda: sum(h.service.dispatcher.counts()) == 4)
         described = [await handle.describe() for handle in handles]
         pending = [a for d in described for a in d.raw_description.pending_activities]
         started = [a for a in pending if a.HasField("last_started_time")]
         assert len(pending) == 10
-        assert len(started) == 3, "two seats and one more; the rest is Temporal's to keep"
+        assert len(started) == 4, "two seats, one more, one waits; the rest is Temporal's to keep"
         await terminate(handles)
 
 

@@ -65,6 +65,7 @@ def test_down_and_status_of_a_stack_that_is_down(muster: CommandLine) -> None:
         "phase": "down",
         "parts": [],
         "inference": None,
+        "cohorts": None,
     }
 
 

@@ -23,6 +23,8 @@ def test_whole_stack_is_well_and_drains(muster: CommandLine) -> None:
     assert tuple(part["name"] for part in status["parts"]) == ALL
     assert status["up"]
     assert status["inference"]["model"] == "smollm2"
+    assert status["cohorts"]["scheduler"]["ready"] == 0
+    assert "KV blocks" in muster.run("status").stdout
     done = muster.run("doctor")
     assert done.returncode == 0, done.stdout
     assert "FAIL" not in done.stdout

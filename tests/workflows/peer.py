@@ -20,11 +20,12 @@ from contracts.llm_step import (
     LLMStepInput,
     LLMStepResult,
     Outcome,
+    SessionHint,
     StepTiming,
     Usage,
 )
 from contracts.message import ContextRef, Message, Role, ToolCall
-from contracts.name import CALL_TOOL, LLM_STEP, OPEN_JOB
+from contracts.name import CALL_TOOL, LLM_STEP, OPEN_JOB, SESSION_HINT
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
 
 STEP_USAGE = Usage(prompt_tokens=100, cached_tokens=40, completion_tokens=10)
@@ -126,6 +127,7 @@ class Script:
     steps: list[LLMStepInput] = field(default_factory=list)
     step_queues: list[str] = field(default_factory=list)
     tool_calls: list[CallToolInput] = field(default_factory=list)
+    hints: list[SessionHint] = field(default_factory=list)
 
 
 @dataclass
@@ -195,6 +197,11 @@ class Peer:
         script.step_queues.append(activity.info().task_queue)
         number = int(step.step_id.rpartition("/")[2])
         return await script.replies[number - 1](step)
+
+    @activity.defn(name=SESSION_HINT)
+    async def session_hint(self, hint: SessionHint) -> None:
+        """Keep the hint."""
+        self._script(hint.job_id).hints.append(hint)
 
     @activity.defn(name=CALL_TOOL)
     async def call_tool(self, call: CallToolInput) -> CallToolResult:

@@ -114,8 +114,10 @@ class Stage:
                 await handle.terminate()
 
     async def _start_inference(self) -> None:
-        for queue in (start_queue(MODEL), continue_queue(MODEL)):
-            worker = Worker(self.client, task_queue=queue, activities=[self.peer.llm_step])
+        continued: list[Callable[..., Any]] = [self.peer.llm_step, self.peer.session_hint]
+        queues = {start_queue(MODEL): continued[:1], continue_queue(MODEL): continued}
+        for queue, activities in queues.items():
+            worker = Worker(self.client, task_queue=queue, activities=activities)
             await self._inference.enter_async_context(worker)
 
     async def _start_tools(self) -> None:
