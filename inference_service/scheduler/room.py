@@ -165,7 +165,8 @@ class Room:
         return not self._settings.reserve or self._excess(session) <= 0
 
     def _excess(self, session: Session) -> float:
-        kept = self.working_set - self._cold_blocks
+        cold = min(self._cold_blocks, round(self._admission.cold_blocks))
+        kept = self.working_set - cold
         return self._admission.excess(session, kept, self.watermark)
 
     def _future_loss_s(self, session: Session) -> float:
