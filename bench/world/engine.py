@@ -6,14 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from bench.cost import CPU_SMALL
 from inference_service.engine.block_pool import BlockPool
 from inference_service.engine.simulation import CostModel, EngineStep, Generation, Simulation
 from inference_service.scheduler.event import CapacityChanged
-
-CPU_SMALL = CostModel(
-    step_s=0.016, prefill_token_s=0.000_9, decode_seq_s=0.001_6, kv_token_s=0.000_000_02
-)
-"""Roughly SmolLM2-135M with vLLM on two CPU cores."""
 
 MAX_REPEATS = 1_000_000
 

@@ -48,13 +48,17 @@ class BlockPool:
             found.append(blocks[0])
         return found
 
+    def fits(self, cached: Sequence[int], num_new: int) -> bool:
+        """Whether `take` would find the blocks."""
+        idle = sum(1 for block in cached if self._references[block] == 0)
+        return num_new <= len(self._free) - idle
+
     def take(self, cached: Sequence[int], num_new: int) -> list[int] | None:
         """Reference the `cached` blocks and `num_new` others; None, changing nothing, if short.
 
         Returns the new blocks only.
         """
-        idle = sum(1 for block in cached if self._references[block] == 0)
-        if num_new > len(self._free) - idle:
+        if not self.fits(cached, num_new):
             return None
         for block in cached:
             self._free.pop(block, None)

@@ -5,8 +5,8 @@ Theory of operation. One engine step is `schedule` → time passes → `update`,
 1. Every running sequence has `token_ids` (prompt and sampled so far), of which `num_computed` have
    their KV. A step computes up to `max_num_batched_tokens` more over all sequences: one each for
    decoding ones, a chunk for those still in prefill. Running sequences go first, then waiting ones
-   by (priority, arrival) while seats, tokens and blocks last; the first that does not fit stops
-   the line.
+   by (priority, arrival) while seats, tokens and blocks last; the first whose whole prompt does
+   not fit, though only a chunk of it is computed now, stops the line.
 2. Blocks are named by prefix when they are allocated, so that two sequences in the same step share
    them. At least the last token of a prompt is always computed.
 3. When a running sequence finds no block, the sequence last in (priority, arrival) is preempted:
@@ -33,21 +33,29 @@ class CostModel:
     """Seconds an engine step takes. The defaults resemble a small model on one GPU.
 
     A step costs `step_s`, plus its prefill tokens and decoding sequences, plus a part for all KV
-    tokens that attention reads.
+    tokens that attention reads, and one for each pair of a prefill token and a token it attends to.
     """
 
     step_s: float = 0.006
     prefill_token_s: float = 0.000_05
     decode_seq_s: float = 0.000_1
     kv_token_s: float = 0.000_000_01
+    prefill_pair_s: float = 0.0
 
-    def duration_s(self, num_prefill_tokens: int, num_decoding: int, num_kv_tokens: int) -> float:
+    def duration_s(
+        self,
+        num_prefill_tokens: int,
+        num_decoding: int,
+        num_kv_tokens: int,
+        num_prefill_pairs: float = 0.0,
+    ) -> float:
         """Return the duration of one engine step, in seconds."""
         return (
             self.step_s
             + self.prefill_token_s * num_prefill_tokens
             + self.decode_seq_s * num_decoding
             + self.kv_token_s * num_kv_tokens
+            + self.prefill_pair_s * num_prefill_pairs
         )
 
 
@@ -193,10 +201,11 @@ class Simulation:
             generation = self.waiting[0]
             cached = self.pool.find(self._prefix_keys(generation, len(generation.token_ids) - 1))
             num_cached = len(cached) * self._block_size
+            if not self.pool.fits(cached, self._blocks(len(generation.token_ids)) - len(cached)):
+                return
             wanted = min(len(generation.token_ids) - num_cached, budget)
             new = self.pool.take(cached, self._blocks(num_cached + wanted) - len(cached))
-            if new is None:
-                return
+            assert new is not None
             del self.waiting[0]
             self.running.append(generation)
             generation.blocks = [*cached, *new]
@@ -223,7 +232,10 @@ class Simulation:
         prefill = sum(num_tokens.values()) - decoding
         context = sum(g.num_computed + n for g, n in num_tokens.items())
         context += decoding * (repeats - 1) // 2
-        return repeats * self._cost.duration_s(prefill, decoding, context)
+        pairs = sum(
+            n * (g.num_computed + n / 2) for g, n in num_tokens.items() if g.num_uncomputed > 1
+        )
+        return repeats * self._cost.duration_s(prefill, decoding, context, pairs)
 
     def _sample(self, generation: Generation, repeats: int, now: float) -> EngineOutput:
         start = generation.num_sampled

@@ -10,6 +10,7 @@ begun first is finished first.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -100,6 +101,8 @@ class Leases:
 
         `after`: only sessions admitted after this one's place may give way.
         """
+        if after is not None and not any(self._admitted_after(after)):
+            return None
         candidates = [
             session
             for session in self._candidates()
@@ -130,10 +133,16 @@ class Leases:
         found = []
         for session in islice(self._acting.values(), MAX_CANDIDATES):
             waited_s = now - session.away_since
+            if waited_s <= LOSS_WINDOW_S:
+                break
             chance = self._gaps.returns_within(session.gap_key, waited_s, LOSS_WINDOW_S, now)
-            if waited_s > LOSS_WINDOW_S and chance < MIN_RETURN_CHANCE:
+            if chance < MIN_RETURN_CHANCE:
                 found.append(session)
         return found
+
+    def _admitted_after(self, place: int) -> Iterator[bool]:
+        for session in islice(reversed(self._held.values()), MAX_CANDIDATES):
+            yield (session.admitted or 0) > place
 
     def _candidates(self) -> list[Session]:
         youngest = islice(reversed(self._held.values()), MAX_CANDIDATES)

@@ -23,6 +23,9 @@ from dataclasses import dataclass
 BETTER = 1.05
 """What another division must promise over the present one, so that noise moves nothing."""
 
+ENOUGH = 0.9
+"""The least room that promises this share of the most is taken: fewer sessions end sooner."""
+
 WORTHWHILE = 1.15
 """What cold work must promise over none: the estimate knows no queues, and a lost KV is lost."""
 
@@ -86,8 +89,9 @@ def cold_sessions(load: Load, now: float) -> float:
         return 0.0
     step = max(1.0, load.room / MAX_CHOICES)
     choices = [min(step * number, load.room) for number in range(int(load.room / step) + 1)]
-    best = max(choices, key=lambda cold: (steps_per_s(load, cold), -cold))
-    promised = steps_per_s(load, best)
+    rates = [steps_per_s(load, cold) for cold in choices]
+    enough = ENOUGH * max(rates)
+    best, promised = next(pair for pair in zip(choices, rates, strict=True) if pair[1] >= enough)
     if promised < WORTHWHILE * steps_per_s(load, 0.0):
         return 0.0
     return best if promised > BETTER * steps_per_s(load, now) else now

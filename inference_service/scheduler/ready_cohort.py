@@ -294,12 +294,18 @@ class ReadyCohort:
     def _cohort(self, now: float) -> list[Step]:
         """Dispatch every waiting step that may go, in order; shared prefixes adjacent."""
         cohort: list[Step] = []
+        refused: dict[bool, tuple[int, int]] = {}
         for step, is_due in self._candidates(now):
             if self._seats() <= 0:
                 break
             if not self._engine_takes(step):
                 continue
+            is_new = step.session.admitted is None
+            size = self._room.size(step)
+            if _is_larger(size, refused.get(is_new)) and not is_due:
+                continue
             if not self._room.fits(step, now, is_due=is_due):
+                refused[is_new] = size
                 if is_due:
                     break
                 continue
@@ -494,3 +500,11 @@ class ReadyCohort:
         assert running | waiting | self._away.keys() == self._sessions.keys()
         prefilling = [s for s in self._engine.values() if s.phase is Phase.PREFILL]
         assert self._uncomputed == sum(step.uncomputed for step in prefilling)
+
+
+def _is_larger(size: tuple[int, int], refused: tuple[int, int] | None) -> bool:
+    """Whether a step is at least as large as one that did not fit: then it does not fit either.
+
+    Steps of one kind are asked in order, so what may give way to them becomes less.
+    """
+    return refused is not None and size[0] >= refused[0] and size[1] >= refused[1]

@@ -74,6 +74,11 @@ class Room:
         """Return the blocks that the engine will allocate for a step."""
         return self.tail(step) + self._kv.missing_blocks(step.session.chain)
 
+    def size(self, step: Step) -> tuple[int, int]:
+        """Return a step's need in blocks, and the length of its prompt in tokens."""
+        need = self._kv.unkept_blocks(step.session.chain) + self.tail(step)
+        return need, step.ready.prompt_tokens
+
     def fits(self, step: Step, now: float, *, is_due: bool) -> bool:
         """Whether a step fits now; lets leases give way to it where the rules say so.
 
@@ -144,8 +149,7 @@ class Room:
 
     def _short(self, step: Step) -> int:
         """Return the blocks that are missing for a step to fit beside all that is kept."""
-        need = self._kv.unkept_blocks(step.session.chain) + self.tail(step)
-        return need - (self.watermark - self.working_set)
+        return self.size(step)[0] - (self.watermark - self.working_set)
 
     def _make_room(self, step: Step, now: float, after: int | None) -> bool:
         short = self._short(step)
@@ -161,7 +165,8 @@ class Room:
         return not self._settings.reserve or self._excess(session) <= 0
 
     def _excess(self, session: Session) -> float:
-        kept = self.working_set - self._cold_blocks
+        cold = min(self._cold_blocks, round(self._admission.cold_blocks))
+        kept = self.working_set - cold
         return self._admission.excess(session, kept, self.watermark)
 
     def _future_loss_s(self, session: Session) -> float:

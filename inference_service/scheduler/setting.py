@@ -28,7 +28,7 @@ class SchedulerSettings:
     max_queued_kv: float = 8.0
     max_waiting: int = 64
     max_sessions: int = 100_000
-    lookahead: int = 64
+    lookahead: int = 16
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     reserve: bool = True
     refresh: bool = True

@@ -177,6 +177,14 @@ async def test_preempted_requests_end_with_the_same_answers() -> None:
     assert ids(tight) == ids(roomy)
 
 
+async def test_prompt_begins_only_when_all_of_it_fits() -> None:
+    config = {"num_blocks": 6, "block_size": 16, "max_model_len": 96, "max_num_batched_tokens": 24}
+    async with started(says("xxx"), **config) as engine:
+        ended = await asyncio.gather(*(run(engine, request(name, 60)) for name in "abc"))
+        assert (await engine.stats()).num_preemptions == 0
+    assert [len(end.token_ids) for end in ended] == [4, 4, 4]
+
+
 async def test_stalled_request_stays_silent_until_aborted_while_others_go_on() -> None:
     fault = Fault("stall", request=0, after_tokens=3)
     async with started(says("answer"), faults=(fault,)) as engine:
