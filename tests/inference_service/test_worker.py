@@ -161,7 +161,11 @@ async def test_a_restarted_replica_fails_its_orphans_at_once(
         activity.raise_complete_async()
 
     async with Worker(
-        temporal_client, task_queue=start_queue(model), activities=[claim_and_vanish]
+        temporal_client,
+        task_queue=start_queue(model),
+        activities=[claim_and_vanish],
+        # The SDK's shutdown can hang on an activity that it cancels while that leaves.
+        graceful_shutdown_timeout=timedelta(seconds=5),
     ):
         handle = await start(temporal_client, model, step, heartbeat_timeout=timedelta(minutes=4))
         await claimed.wait()
