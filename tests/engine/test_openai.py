@@ -27,7 +27,9 @@ from inference_service.engine.protocol import (
 )
 from inference_service.engine.tokenizer import TransformersTokenizer
 from inference_service.model import ModelFiles
+from muster.settings import load_settings
 from muster.stack.port import free_port
+from muster.worker.inference import openai_config
 from tests.engine.completion_server import EXTENSIONS, MODEL, PLAIN, CompletionServer
 from tests.engine.request import run
 from tests.engine.test_tokenizer import load
@@ -241,6 +243,28 @@ async def test_closing_ends_requests_in_flight_with_an_error(
         await engine.close()
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(running, WITHIN_S)
+
+
+async def test_settings_lead_to_the_server(
+    tokenizer: TransformersTokenizer, model_files: ModelFiles
+) -> None:
+    server = CompletionServer(tokenizer, api_key="secret")
+    async with server.serve() as url:
+        settings = load_settings(
+            engine="openai",
+            openai_url=url,
+            openai_api_key="secret",
+            openai_kv_tokens=4_096,
+            max_num_seqs=5,
+        )
+        engine = OpenAIEngine(openai_config(settings, model_files.path))
+        capacity = await engine.start()
+        assert (capacity.max_num_seqs, capacity.max_model_len, capacity.kv_tokens) == (
+            5,
+            512,
+            4_096,
+        )
+        await engine.close()
 
 
 async def test_wrong_tokenizer_key_or_schema_is_found_at_start(
