@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from contracts.error import LimitExceededError
 from contracts.llm_step import SessionState
 from contracts.message import Message
-from inference_service.engine.protocol import Engine
+from inference_service.engine.protocol import Capability, Engine
 from inference_service.failure import StaleStepError
 from inference_service.generation import Generation, StopCause
 from inference_service.leaf import Leaf, Leaves
@@ -116,13 +116,17 @@ class Dispatcher:
         for dropped in self._leaves.excess():
             self._end(dropped)
 
-    def first_token(self, generation: Generation, cached_tokens: int) -> None:
-        """Tell that the engine has computed the step's prompt, but for `cached_tokens` of it."""
+    def first_token(self, generation: Generation, cached_tokens: int | None) -> None:
+        """Tell that the engine has computed the step's prompt, but for `cached_tokens` of it.
+
+        None: the engine tells that only with its last piece.
+        """
         if generation.step_id in self._known and not generation.first_token_s:
             assert generation.leaf is not None
             generation.first_token_s = self.now()
             self.tally.prompt_tokens += generation.leaf.growing[-1].end
-            self.tally.cached_tokens += cached_tokens
+            self.tally.cached_tokens += cached_tokens or 0
+            generation.is_cached_known = cached_tokens is not None
             self._tell(FirstToken(generation.step_id, cached_tokens))
 
     def finished(self, generation: Generation, token_ids: array[int]) -> None:
@@ -130,7 +134,15 @@ class Dispatcher:
         if self._known.pop(generation.step_id, None):
             assert generation.leaf is not None
             node = self._leaves.sampled(generation.leaf, token_ids)
-            self._tell(StepFinished(generation.step_id, node))
+            cached_tokens = None if generation.is_cached_known else self._cached_late(generation)
+            self._tell(StepFinished(generation.step_id, node, cached_tokens))
+
+    def _cached_late(self, generation: Generation) -> int | None:
+        """Return what a server that tells it last has found cached; None if it does not tell."""
+        if Capability.CACHED_TOKENS not in self._engine.capabilities:
+            return None
+        self.tally.cached_tokens += generation.usage.cached_tokens
+        return generation.usage.cached_tokens
 
     def failed(self, generation: Generation) -> None:
         """Tell that the step has left the line or the engine without a result."""

@@ -49,6 +49,8 @@ class Generation:
     ready_s: float = 0.0
     dispatched_s: float = 0.0
     first_token_s: float = 0.0
+    is_cached_known: bool = False
+    """Whether the engine said with the first token how much of the prompt was cached."""
     cohort_size: int = 0
     leaf: Leaf | None = None
     dispatched: asyncio.Event = field(default_factory=asyncio.Event)

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from contracts.agent import Sampling
 from contracts.llm_step import FinishReason, StepPhase, Usage
 from inference_service.dispatcher import Dispatcher
-from inference_service.engine.protocol import Engine, EngineRequest, EngineTiming
+from inference_service.engine.protocol import Capability, Engine, EngineRequest, EngineTiming
 from inference_service.failure import EngineStalledError
 from inference_service.generation import Generation
 
@@ -124,7 +124,9 @@ class Sampler:
                 )
                 if is_first:
                     generation.phase = StepPhase.DECODE
-                    self._dispatcher.first_token(generation, piece.num_cached_tokens)
+                    at_once = Capability.CACHED_TOKENS_AT_ONCE in self._engine.capabilities
+                    cached = piece.num_cached_tokens if at_once else None
+                    self._dispatcher.first_token(generation, cached)
                 if piece.finish_reason is not None:
                     assert piece.timing is not None
                     return Sample(token_ids, piece.finish_reason, piece.timing)

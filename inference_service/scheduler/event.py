@@ -72,11 +72,11 @@ class StepCancelled:
 class FirstToken:
     """The engine has computed the step's whole prompt and sampled its first token.
 
-    `cached_tokens` of the prompt came from its prefix cache.
+    `cached_tokens` of the prompt came from its prefix cache; None where it tells that only later.
     """
 
     step_id: str
-    cached_tokens: int
+    cached_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,13 @@ class StepFinished:
     """The engine has ended a dispatched step and its seat is free.
 
     `leaf` is the last node of the step's path, grown by what was generated. The session is idle
-    until `ToolsStarted`, `SessionEnded` or its next `StepReady` says otherwise.
+    until `ToolsStarted`, `SessionEnded` or its next `StepReady` says otherwise. `cached_tokens` of
+    the prompt came from the prefix cache, if `FirstToken` could not say.
     """
 
     step_id: str
     leaf: Node
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,13 +183,20 @@ class ReadyCohort:
             step.is_aborting = True
             self._due.append(Abort(step_id))
 
-    def _first_token(self, step_id: str, cached_tokens: int, now: float) -> None:
+    def _first_token(self, step_id: str, cached_tokens: int | None, now: float) -> None:
         step = self._dispatched(step_id)
         if step.phase is not Phase.PREFILL:
             raise IllegalEventError(f"step {step_id!r} has had its first token")
         step.phase = Phase.DECODE
         self._uncomputed -= step.uncomputed
-        self._rate.first_token(step_id, step.ready.prompt_tokens - cached_tokens, now)
+        cached = step.expected_cached if cached_tokens is None else cached_tokens
+        self._rate.first_token(step_id, step.ready.prompt_tokens - cached, now)
+        self._compare(step, cached_tokens)
+
+    def _compare(self, step: Step, cached_tokens: int | None) -> None:
+        """Compare what the model of the cache promised with what the engine found cached."""
+        if cached_tokens is None:
+            return
         self._touches.came_back(step.session, cached_tokens)
         if step.expected_cached != cached_tokens:
             self._disagreements += 1
@@ -200,6 +207,7 @@ class ReadyCohort:
         session = step.session
         if event.leaf.end < session.tokens:
             raise IllegalEventError(f"step {step.id!r} ends before its prompt does: {event.leaf}")
+        self._compare(step, event.cached_tokens)
         output_tokens = event.leaf.end - session.tokens
         self._kv.grow(session.chain[-1], event.leaf.end)
         self._leave_engine(step, output_tokens, now)
