@@ -24,8 +24,8 @@ def cohort_view(cohorts: dict[str, Any]) -> RenderableType:
     seen, tokens = cohorts["scheduler"], cohorts["tokens"]
     lines = [
         f"Steps        {seen['ready']} ready, {seen['running']} running",
-        f"Sessions     {seen['admitted']} admitted, {seen['acting']} acting, {seen['idle']} idle, "
-        f"{seen['cold']} cold",
+        f"Sessions     {seen['admitted']} admitted, {seen['kept']} of them kept; "
+        f"{seen['acting']} acting, {seen['cold']} cold",
         f"KV blocks    working set {seen['working_set']:,} of {seen['watermark']:,} "
         f"(cache {seen['num_blocks']:,}{_cache_state(cohorts['cache'])})",
         f"Prompts      {_share(tokens['cached'], tokens['prompt'])} cached, overhead "
