@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from datetime import timedelta
@@ -109,6 +110,10 @@ class Settings(BaseSettings):
     progress_timeout: Duration = timedelta(minutes=2)
     """How long an engine with LLM steps in it may compute nothing before its process is started
     again; longer than one chunk of a prompt takes."""
+    max_overtaken: Duration = timedelta(minutes=2)
+    """How long sessions that came later may overtake a waiting step before kept ones give way."""
+    tenant_weights: Annotated[dict[str, float], NoDecode] = {}
+    """Shares of tenants in the engine, as `TENANT=WEIGHT,…`; every other tenant has weight 1."""
     replica: str = Field("engine-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """Name of this inference service among its replicas, as ledgers and reports show it."""
 
@@ -152,6 +157,22 @@ class Settings(BaseSettings):
             is_good = False
         if value and not is_good:
             raise ValueError("it should be a URL, as in http://localhost:8000")
+        return value
+
+    @field_validator("tenant_weights", mode="before")
+    @classmethod
+    def _weights_from_text(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [pair.rpartition("=") for pair in value.split(",") if pair.strip()]
+        return {tenant.strip(): weight.strip() for tenant, _, weight in pairs}
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _weights_are_positive(cls, value: dict[str, float]) -> dict[str, float]:
+        for tenant, weight in value.items():
+            if not (tenant and 0 < weight < math.inf):
+                raise ValueError("weights should be above 0, as in acme=3,trial=0.5")
         return value
 
     @field_validator("tool_path", mode="before")
@@ -201,6 +222,8 @@ class Settings(BaseSettings):
         values = self.model_dump(mode="json")
         values["openai_api_key"] = self.openai_api_key.get_secret_value()
         values["tool_path"] = os.pathsep.join(values["tool_path"])
+        weights = self.tenant_weights.items()
+        values["tenant_weights"] = ",".join(f"{tenant}={weight}" for tenant, weight in weights)
         return {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in values.items()}
 
 

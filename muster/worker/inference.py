@@ -19,6 +19,7 @@ from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.http import http_app
 from inference_service.scheduler.event import CapacityChanged
 from inference_service.scheduler.ready_cohort import ReadyCohort
+from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.service import InferenceService
 from inference_service.worker import WorkerSettings, fail_orphans, serve
 from muster.connection import connect, identity
@@ -49,7 +50,7 @@ async def main(settings: Settings) -> None:
         log.info("engine up", extra={"capacity": str(capacity)})
         service = InferenceService(
             engine=engine,
-            scheduler=ReadyCohort(_capacity_event(capacity)),
+            scheduler=ReadyCohort(_capacity_event(capacity), _scheduler_settings(settings)),
             ledger=ledger,
             contexts=ContextStore(database),
             replica=settings.replica,
@@ -108,6 +109,13 @@ def openai_config(settings: Settings, tokenizer: Path) -> OpenAIConfig:
         max_num_seqs=settings.max_num_seqs,
         kv_tokens=settings.openai_kv_tokens or None,
         max_model_len=settings.max_model_len or None,
+    )
+
+
+def _scheduler_settings(settings: Settings) -> SchedulerSettings:
+    return SchedulerSettings(
+        max_overtaken_s=settings.max_overtaken.total_seconds(),
+        tenant_weights=settings.tenant_weights,
     )
 
 

@@ -39,7 +39,9 @@ def test_child_reads_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path
         start_timeout="PT90S",
         max_model_len=2048,
         openai_api_key="secret",
+        tenant_weights="acme=3,trial=0.5",
     )
+    assert settings.tenant_weights == {"acme": 3.0, "trial": 0.5}
     assert "secret" not in repr(settings)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
@@ -61,6 +63,8 @@ def test_child_reads_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("MUSTER_INFERENCE_URL", "http://i:abc", "MUSTER_INFERENCE_URL is 'http://i:abc': it sho"),
         ("MUSTER_ENGINE", "openai", "settings: the engine openai needs openai_url"),
         ("MUSTER_OPENAI_URL", "localhost:8000", "MUSTER_OPENAI_URL is 'localhost:8000': it should"),
+        ("MUSTER_TENANT_WEIGHTS", "acme", "MUSTER_TENANT_WEIGHTS is 'acme': "),
+        ("MUSTER_TENANT_WEIGHTS", "acme=0", "MUSTER_TENANT_WEIGHTS is 'acme=0': weights should"),
         ("MUSTER_INFERENCE_URL", "i:8100", "MUSTER_INFERENCE_URL is 'i:8100': "),
         ("MUSTER_INFERENCE_URL", "http://[i", "MUSTER_INFERENCE_URL is 'http://[i': "),
     ],

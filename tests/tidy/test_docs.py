@@ -35,7 +35,7 @@ def read(root: Path, name: str) -> str:
 def written(default: object) -> str:
     """Return a default as the reference writes it."""
     match default:
-        case "" | SecretStr():
+        case "" | SecretStr() | {}:  # an empty mapping is the only one that is a default
             return "empty"
         case timedelta():
             return f"`{TypeAdapter(timedelta).dump_python(default, mode='json')}`"
