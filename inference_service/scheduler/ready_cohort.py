@@ -141,11 +141,15 @@ class ReadyCohort:
     def _step_ready(self, ready: StepReady, now: float) -> None:
         if ready.step_id in self._line or ready.step_id in self._engine:
             raise IllegalEventError(f"step {ready.step_id!r} is here already")
+        if any(isinstance(d, Reject | Shed) and d.step_id == ready.step_id for d in self._due):
+            raise IllegalEventError(f"step {ready.step_id!r} is refused already")
         session = self._sessions.get(ready.session)
         if session and session.state in (State.READY, State.RUNNING):
             raise IllegalEventError(f"session {ready.session!r} has a step here already")
         if rejection := self._never_fits(ready):
             self._due.append(rejection)
+            if session:  # its context only grows
+                self._forget(session)
             return
         if session is None:
             session = self._sessions[ready.session] = Session(ready.session, ready.tenant)
@@ -176,7 +180,7 @@ class ReadyCohort:
         if step := self._line.get(step_id):
             self._take_out(step)
             return
-        if any(isinstance(due, Reject | Shed) and due.step_id == step_id for due in self._due):
+        if self._withdraw(step_id):
             return
         step = self._dispatched(step_id)
         if not step.is_aborting:
@@ -228,6 +232,7 @@ class ReadyCohort:
         session = self._sessions.get(event.session)
         if session is None or session.state is not State.ACTING:
             raise IllegalEventError(f"session {event.session!r} has no step that has just ended")
+        self._gaps.give_up(session.id, session.gap_key)  # more tools than were told at first
         session.tools = event.tools
         session.gap_key = self._gaps.leave(session.id, event.tools, now)
         self._leases.away(session)
@@ -300,13 +305,34 @@ class ReadyCohort:
         return decisions
 
     def _cohort(self, now: float) -> list[Step]:
-        """Dispatch every waiting step that may go, in order; shared prefixes adjacent."""
+        """Dispatch every waiting step that may go; shared prefixes adjacent."""
+        cohort = self._passes(now)
+        if not self._engine and len(self._line) and not self._touches.under_way:
+            waiting = self._line.first(IDLE_LOOKAHEAD)
+            idle = self._room.worth_yielding(waiting, now)
+            if idle is None:
+                self._wake_s = now + RECONSIDER_S
+            elif not self._must_wait_for_touch(idle):
+                cohort = [self._dispatch(idle, now), *self._passes(now)]
+        return sorted(cohort, key=lambda step: step.ready.path[0].id)
+
+    def _passes(self, now: float) -> list[Step]:
+        """Go through the line until nothing goes: what goes may bring blocks that others share."""
+        cohort: list[Step] = []
+        while found := self._pass(now):
+            cohort += found
+        return cohort
+
+    def _pass(self, now: float) -> list[Step]:
+        """Go through the line once, in order; return what has been dispatched."""
         cohort: list[Step] = []
         refused: dict[bool, tuple[int, int]] = {}
         for step, is_due in self._candidates(now):
             if self._seats() <= 0:
                 break
             if not self._engine_takes(step):
+                if is_due:
+                    break
                 continue
             is_new = step.session.admitted is None
             size = self._room.size(step)
@@ -320,14 +346,7 @@ class ReadyCohort:
             if self._must_wait_for_touch(step):
                 break
             cohort.append(self._dispatch(step, now))
-        if not self._engine and len(self._line) and not self._touches.under_way:
-            waiting = self._line.first(IDLE_LOOKAHEAD)
-            idle = self._room.worth_yielding(waiting, now)
-            if idle is None:
-                self._wake_s = now + RECONSIDER_S
-            elif not self._must_wait_for_touch(idle):
-                cohort.append(self._dispatch(idle, now))
-        return sorted(cohort, key=lambda step: step.ready.path[0].id)
+        return cohort
 
     def _candidates(self, now: float) -> list[tuple[Step, bool]]:
         """Return waiting steps in order, each with whether it is due; see the head of this file."""
@@ -342,13 +361,13 @@ class ReadyCohort:
     def _aged(self, now: float) -> tuple[Step | None, bool]:
         patience_s = self._settings.max_overtaken_s / 2
         oldest = self._line.oldest_overtaken()
-        if oldest is None or now - oldest[1] < patience_s:
+        if oldest is None or now < oldest[1] + patience_s:
             self._barrier = None
             return None, False
         step = oldest[0]
         if self._barrier is None or self._barrier[0] is not step:
             self._barrier = (step, now)
-        return step, now - self._barrier[1] >= patience_s
+        return step, now >= self._barrier[1] + patience_s
 
     def _seats(self) -> int:
         return self._room.capacity.max_num_seqs + 1 - len(self._engine)
@@ -394,11 +413,23 @@ class ReadyCohort:
 
     def _leave_engine(self, step: Step, output_tokens: int, now: float) -> None:
         del self._engine[step.id]
+        self._withdraw(step.id)
         self._rate.left(step.id, output_tokens, now)
         self._room.leave(step)
         self._new_in_engine -= step.ready.is_new
         if step.phase is Phase.PREFILL:
             self._uncomputed -= step.uncomputed
+
+    def _withdraw(self, step_id: str) -> bool:
+        """Take back what is ordered but not yet told of a step; whether there was anything."""
+        left = [
+            due
+            for due in self._due
+            if not (isinstance(due, Abort | Reject | Shed) and due.step_id == step_id)
+        ]
+        withdrawn = len(left) < len(self._due)
+        self._due = left
+        return withdrawn
 
     def _admit(self, session: Session) -> None:
         self._admissions += 1
@@ -442,12 +473,10 @@ class ReadyCohort:
     def next_wake(self, now: float) -> float | None:
         """Return when time alone may change what is to be done, or None if it cannot."""
         times = [self._line.next_expiry(), self._wake_s]
-        if self._line.oldest_overtaken() and self._barrier is None:
-            oldest = self._line.oldest_overtaken()
-            assert oldest is not None
-            times.append(oldest[1] + self._settings.max_overtaken_s / 2)
-        elif self._barrier:
-            times.append(self._barrier[1] + self._settings.max_overtaken_s / 2)
+        if oldest := self._line.oldest_overtaken():
+            is_barrier = self._barrier is not None and self._barrier[0] is oldest[0]
+            since_s = self._barrier[1] if self._barrier and is_barrier else oldest[1]
+            times.append(since_s + self._settings.max_overtaken_s / 2)
         later = [time for time in times if time is not None and time > now]
         return min(later, default=None)
 
@@ -491,7 +520,9 @@ class ReadyCohort:
             yielded=self._room.yielded,
             overhead=self._touches.view(),
             leases=tuple(
-                lease_view(session, self._kv, self._leases.remaining_s(session, now), now)
+                lease_view(
+                    session, self._kv, self._leases.remaining_s(session, now, is_view=True), now
+                )
                 for session in self._leases.acting()
             ),
             gaps=self._gaps.views(now),
@@ -504,7 +535,8 @@ class ReadyCohort:
         assert len(self._engine) <= self._room.capacity.max_num_seqs + 1
         running = {step.session.id for step in self._engine.values()}
         waiting = {step.session.id for step in self._line.first(len(self._line))}
-        assert not running & waiting & self._away.keys(), "a session is in two places"
+        assert not running & waiting, "a session is in two places"
+        assert not (running | waiting) & self._away.keys(), "a session is in two places"
         assert running | waiting | self._away.keys() == self._sessions.keys()
         prefilling = [s for s in self._engine.values() if s.phase is Phase.PREFILL]
         assert self._uncomputed == sum(step.uncomputed for step in prefilling)
