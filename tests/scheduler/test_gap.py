@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_survival_is_that_of_kaplan_and_meier(returned: list[float], out: list[f
     for number, gap_s in enumerate(out * many):
         gaps.leave(f"o{number}", now - gap_s)
     survival = gaps.survival(now)
-    assert all(a >= b for a, b in zip(survival, survival[1:], strict=False))
+    assert all(a >= b for a, b in pairwise(survival))
     known = max([*returned, *out], default=0.0)
     for edge, share in zip(EDGES, survival, strict=False):
         if edge < known:
