@@ -117,10 +117,7 @@ class Dispatcher:
             self._end(dropped)
 
     def first_token(self, generation: Generation, cached_tokens: int | None) -> None:
-        """Tell that the engine has computed the step's prompt, but for `cached_tokens` of it.
-
-        None: the engine tells that only with its last piece.
-        """
+        """Tell that the prompt is computed, but for `cached_tokens` (None: told at the end)."""
         if generation.step_id in self._known and not generation.first_token_s:
             assert generation.leaf is not None
             generation.first_token_s = self.now()
