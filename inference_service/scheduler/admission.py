@@ -31,6 +31,10 @@ class Admission:
         """Sessions' worth of room that is left to cold work."""
         self.cold_blocks = 0.0
         """The same in blocks."""
+        self.cold_supply = 0.0
+        """Sessions that keep the cold room busy: the others would only wait for it."""
+        self.admitted = 0
+        """Sessions that have been admitted and are not over."""
         self._kv = kv
         self._gaps = gaps
         self._rate = rate
@@ -96,6 +100,8 @@ class Admission:
         )
         self.cold = cold_sessions(load, self.cold)
         self.cold_blocks = self.cold * blocks
+        step_s = self._rate.step_s(round(load.context_tokens + load.new_tokens))
+        self.cold_supply = self.cold * (1 + load.gap_s / step_s)
 
     def _outlook(self, session: Session) -> Outlook:
         share = self._lives.growth_share() * session.tokens

@@ -286,6 +286,7 @@ class Places:
     def _admit(self, session: Session) -> None:
         self._admissions += 1
         session.admitted = self._admissions
+        self.admission.admitted += 1
 
     def _take_out(self, step: Step) -> None:
         """Remove a waiting step and its session: if its job goes on, it comes back as known."""
@@ -300,6 +301,7 @@ class Places:
 
     def _forget(self, session: Session) -> None:
         self.gaps.give_up(session.id, session.gap_key)
+        self.admission.admitted -= session.admitted is not None
         self.room.release(session)
         self.kv.forget(session.chain)
         session.chain = []

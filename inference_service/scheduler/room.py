@@ -95,6 +95,10 @@ class Room:
                 return True
         elif self._short(step) <= 0 and self._can_be_kept(session):
             return True
+        else:
+            cold_sessions = self._admission.admitted - len(self._leases)
+            if cold_sessions >= self._admission.cold_supply:
+                return False
         return self._cold_steps < self._admission.cold and self._make_room(step, now, after=None)
 
     def worth_yielding(self, steps: Iterable[Step], now: float) -> Step | None:
