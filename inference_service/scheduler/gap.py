@@ -42,6 +42,17 @@ def _bin(gap_s: float) -> int:
     return bisect_right(EDGES, gap_s)
 
 
+def _share_out(survival: list[float], gap_s: float) -> float:
+    """Return P(gap > `gap_s`), with a straight line within a bin."""
+    number = _bin(gap_s)
+    if number >= len(EDGES):
+        return survival[-1]
+    lower = EDGES[number - 1] if number else 0.0
+    before = survival[number - 1] if number else 1.0
+    part = (gap_s - lower) / (EDGES[number] - lower)
+    return before + part * (survival[number] - before)
+
+
 def _normal_cdf(x: float) -> float:
     return 0.5 * (1 + math.erf(x / math.sqrt(2)))
 
@@ -143,10 +154,13 @@ class GapModel:
         later = self._still_out(key, waited_s + window_s, now)
         return 1.0 - later / still_out
 
-    def remaining_s(self, key: str, waited_s: float, now: float) -> float:
-        """Return the median of the time until it is back; as long as it has waited if unknown."""
-        half = 0.5 * self._still_out(key, waited_s, now)
-        survival = self._survival_of(key, now)
+    def remaining_s(self, key: str, waited_s: float, now: float, *, is_view: bool = False) -> float:
+        """Return the median of the time until it is back; as long as it has waited if unknown.
+
+        `is_view`: only a person asks; what is decided later does not depend on that.
+        """
+        survival = self._survival_of(key, now, is_view=is_view)
+        half = 0.5 * _share_out(survival, waited_s)
         for edge, share in zip(EDGES, survival, strict=False):
             if edge > waited_s and share <= half:
                 return edge - waited_s
@@ -166,28 +180,22 @@ class GapModel:
         )
 
     def _quantile(self, key: str, share: float, now: float) -> float:
-        for edge, survival in zip(EDGES, self._survival_of(key, now), strict=False):
+        curve = self._survival_of(key, now, is_view=True)
+        for edge, survival in zip(EDGES, curve, strict=False):
             if survival <= 1 - share:
                 return edge
         return EDGES[-1]
 
     def _still_out(self, key: str, gap_s: float, now: float) -> float:
-        """Return P(gap > `gap_s`), with a straight line within a bin."""
-        survival = self._survival_of(key, now)
-        number = _bin(gap_s)
-        if number >= len(EDGES):
-            return survival[-1]
-        lower = EDGES[number - 1] if number else 0.0
-        before = survival[number - 1] if number else 1.0
-        part = (gap_s - lower) / (EDGES[number] - lower)
-        return before + part * (survival[number] - before)
+        return _share_out(self._survival_of(key, now), gap_s)
 
-    def _survival_of(self, key: str, now: float) -> list[float]:
+    def _survival_of(self, key: str, now: float, *, is_view: bool = False) -> list[float]:
         known = self._survival.get(key)
         gaps = self._gaps.get(key) or Gaps()
         if known is None or known.is_stale(gaps, now):
             known = _Survival(now, gaps.changes, gaps.survival(now))
-            self._survival[key] = known
+            if not is_view:
+                self._survival[key] = known
         return known.curve
 
 

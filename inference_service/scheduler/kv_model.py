@@ -15,7 +15,7 @@ evicted). The blocks of nodes that are held or running are the `kept` blocks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from inference_service.scheduler.event import Node
 
@@ -107,13 +107,13 @@ class KVModel:
         """Return the blocks that running this context would add to the kept ones."""
         return sum(node.size for node in chain if not node.is_kept)
 
-    def released_blocks(self, chain: Chain, holder: str) -> int:
-        """Return the kept blocks that would be kept no more without this holder."""
+    def released_blocks(self, chain: Chain, holder: str, others: Set[str]) -> int:
+        """Return the kept blocks that this holder alone keeps, once the `others` have let go."""
         return sum(
             node.size
             for node in chain
-            if node.holders and not node.running and len(node.holders) == 1
-            if holder in node.holders
+            if node.holders and not node.running and holder in node.holders
+            if all(name == holder or name in others for name in node.holders)
         )
 
     def hold(self, holder: str, chain: Chain) -> None:

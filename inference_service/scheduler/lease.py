@@ -74,11 +74,12 @@ class Leases:
         """Note that it is back."""
         self._acting.pop(session.id, None)
 
-    def remaining_s(self, session: Session, now: float) -> float:
+    def remaining_s(self, session: Session, now: float, *, is_view: bool = False) -> float:
         """Return how long until the session's next step is expected, 0 if it is here."""
         if session.state is not State.ACTING:
             return 0.0
-        return self._gaps.remaining_s(session.gap_key, now - session.away_since, now)
+        waited_s = now - session.away_since
+        return self._gaps.remaining_s(session.gap_key, waited_s, now, is_view=is_view)
 
     def loss_s(self, session: Session, now: float) -> float:
         """Return the seconds of prefill that yielding is expected to cost."""
@@ -95,34 +96,45 @@ class Leases:
         return 1 / rate if rate else math.inf
 
     def to_yield(
-        self, num_blocks: int, now: float, *, for_session: Session, after: int | None = None
+        self,
+        num_blocks: int,
+        now: float,
+        *,
+        for_session: Session,
+        after: int | None = None,
+        of_all: bool = False,
     ) -> Yield | None:
         """Return leases that together give `num_blocks`, or None if they cannot.
 
-        `after`: only sessions admitted after this one's place may give way.
+        `after`: only sessions admitted after this one's place may give way. `of_all`: all leases
+        are looked at, however many there are.
         """
         if after is not None and not any(self._admitted_after(after)):
             return None
         candidates = [
             session
-            for session in self._candidates()
+            for session in (self._held.values() if of_all else self._candidates())
             if session is not for_session
             and session.state is not State.RUNNING
             and not session.is_touching
             and (after is None or (session.admitted or 0) > after)
         ]
         candidates.sort(key=lambda session: self._order(session, now))
-        chosen: list[Session] = []
+        chosen: dict[str, Session] = {}
         blocks, loss_s = 0, 0.0
-        for session in candidates:
-            if blocks >= num_blocks:
-                break
-            freed = self._kv.released_blocks(session.chain, session.id)
-            if freed:
-                chosen.append(session)
-                blocks += freed
-                loss_s += self.loss_s(session, now)
-        return Yield(tuple(chosen), blocks, loss_s) if blocks >= num_blocks else None
+        # First those that give something by themselves, then those that only share.
+        for sharing in (False, True):
+            for session in candidates:
+                if blocks >= num_blocks:
+                    break
+                if session.id in chosen:
+                    continue
+                freed = self._kv.released_blocks(session.chain, session.id, chosen.keys())
+                if freed or sharing:
+                    chosen[session.id] = session
+                    blocks += freed
+                    loss_s += self.loss_s(session, now)
+        return Yield(tuple(chosen.values()), blocks, loss_s) if blocks >= num_blocks else None
 
     def acting(self) -> list[Session]:
         """Return kept sessions whose tools are out, longest away first; at most a few."""

@@ -77,7 +77,7 @@ class Line:
             self.queued_tokens += ready.prompt_tokens
             self.new_steps += 1
         insort(entries, (step.key, step.id))
-        expiry = min(deadline_s, math.inf if ready.expires_s is None else ready.expires_s)
+        expiry = _expiry_s(step)
         if expiry < math.inf:
             heapq.heappush(self._expiries, (expiry, step.id))
 
@@ -135,7 +135,8 @@ class Line:
         found = []
         while self._expiries and self._expiries[0][0] <= now:
             _, step_id = heapq.heappop(self._expiries)
-            if step := self._steps.get(step_id):
+            # One that has come back under its id may have more time now.
+            if (step := self._steps.get(step_id)) and _expiry_s(step) <= now and step not in found:
                 found.append(step)
         return found
 
@@ -210,3 +211,9 @@ class Line:
                 weight = self._weights.get(tenants[n].name, 1.0)
                 service += step.ready.prompt_tokens / weight
                 heapq.heapreplace(heap, (service, n, index + 1))
+
+
+def _expiry_s(step: Step) -> float:
+    """Return when a step is of no use any more."""
+    times = (step.ready.deadline_s, step.ready.expires_s)
+    return min((time_s for time_s in times if time_s is not None), default=math.inf)

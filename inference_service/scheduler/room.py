@@ -7,6 +7,7 @@ under the watermark; kept sessions that do not run give way by the rules of `fit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from inference_service.scheduler.admission import Admission
@@ -88,7 +89,7 @@ class Room:
         """
         session = step.session
         if is_due:
-            return self._make_room(step, now, after=None)
+            return self._make_room(step, now, after=None, of_all=True)
         if session.admitted is not None:
             if self._make_room(step, now, after=session.admitted):
                 return True
@@ -100,7 +101,7 @@ class Room:
         """Return the first step that should run in an idle engine, whatever must give way to it.
 
         It should if that loses less than waiting would: the shorter of its own time and the
-        expected time until a session that is kept comes back.
+        expected time until a session that is kept comes back. Where none will, nothing is lost.
         """
         if not self._settings.yielding and len(self._leases):
             return None
@@ -115,7 +116,7 @@ class Room:
                     continue
             loss_s = found.loss_s + self._future_loss_s(session)
             uncomputed = session.tokens - self._kv.cached_tokens(session.chain)
-            if loss_s < min(self._rate.step_s(uncomputed), return_s):
+            if return_s == math.inf or loss_s < min(self._rate.step_s(uncomputed), return_s):
                 self._give_way(found)
                 return step
         return None
@@ -151,11 +152,15 @@ class Room:
         """Return the blocks that are missing for a step to fit beside all that is kept."""
         return self.size(step)[0] - (self.watermark - self.working_set)
 
-    def _make_room(self, step: Step, now: float, after: int | None) -> bool:
+    def _make_room(
+        self, step: Step, now: float, after: int | None, *, of_all: bool = False
+    ) -> bool:
         short = self._short(step)
         if short <= 0:
             return True
-        found = self._leases.to_yield(short, now, for_session=step.session, after=after)
+        found = self._leases.to_yield(
+            short, now, for_session=step.session, after=after, of_all=of_all
+        )
         if found is None:
             return False
         self._give_way(found)

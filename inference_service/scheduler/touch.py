@@ -60,9 +60,9 @@ class Touches:
             return None
         for holder in self._kv.at_risk(num_blocks + 1):
             session = sessions[holder]
-            tokens = self._kv.cached_tokens(session.chain)
+            tokens = min(self._kv.cached_tokens(session.chain), self._whole_tokens(session))
             idle = session is not for_session and session.state is not State.RUNNING
-            if idle and tokens < session.tokens:
+            if idle and tokens:
                 self._begin(session, 1)
                 self._refreshes += 1
                 self._refresh_tokens += 1
@@ -76,8 +76,8 @@ class Touches:
         """
         for session in away:
             blocks = self._kv.missing_blocks(session.chain)
-            tokens = session.tokens // self._kv.block_size * self._kv.block_size + 1
-            if blocks < WORTHWHILE_BLOCKS or blocks >= room or tokens > session.tokens:
+            tokens = self._whole_tokens(session) + 1
+            if blocks < WORTHWHILE_BLOCKS or blocks >= room:
                 continue
             if not self._records.setdefault(session.gap_key, _Record()).pays:
                 continue
@@ -97,7 +97,11 @@ class Touches:
         """Note a touch's end; -1: it has failed."""
         self.under_way = None
         session.is_touching = False
-        if cached_tokens < 0 or not session.chain:
+        if not session.chain:
+            return
+        if cached_tokens < 0:
+            # What it has done is unknown. It is not asked for again: the step waits no longer.
+            self._kv.touch(session.chain)
             return
         if self._is_prewarm:
             self._kv.correct(session.chain, session.prewarmed_tokens)
@@ -128,6 +132,10 @@ class Touches:
             prewarm_tokens=self._prewarm_tokens,
             prewarm_hits=sum(record.hits for record in records),
         )
+
+    def _whole_tokens(self, session: Session) -> int:
+        """Return the tokens of a context's whole blocks, at least one token left over."""
+        return (session.tokens - 1) // self._kv.block_size * self._kv.block_size
 
     def _begin(self, session: Session, uncomputed: int, *, is_prewarm: bool = False) -> None:
         self.under_way = session
