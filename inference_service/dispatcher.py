@@ -16,7 +16,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from contracts.error import LimitExceededError
 from contracts.llm_step import SessionState
@@ -25,11 +24,11 @@ from inference_service.engine.protocol import Capability, Engine
 from inference_service.failure import StaleStepError
 from inference_service.generation import Generation, StopCause
 from inference_service.leaf import Leaf, Leaves
+from inference_service.ready import step_ready
 from inference_service.scheduler.decision import Abort, Dispatch, Prewarm, Refresh, Reject, Shed
 from inference_service.scheduler.event import (
     EngineLost,
     Event,
-    FanOut,
     FirstToken,
     KVEvicted,
     SessionEnded,
@@ -37,7 +36,6 @@ from inference_service.scheduler.event import (
     StepCancelled,
     StepFailed,
     StepFinished,
-    StepReady,
     ToolsStarted,
     TouchDone,
 )
@@ -76,7 +74,10 @@ class Tally:
 
 
 class Dispatcher:
-    """Runs one scheduler and one engine on one event loop."""
+    """Runs one scheduler and one engine on one event loop.
+
+    `on_fault` is called if the scheduler breaks: it is called no more, and nothing goes on.
+    """
 
     def __init__(
         self,
@@ -84,8 +85,10 @@ class Dispatcher:
         engine: Engine,
         *,
         clock: Callable[[], float] = time.monotonic,
+        on_fault: Callable[[str], object] = log.error,
     ) -> None:
         self.now = clock
+        self.on_fault = on_fault
         self.tally = Tally()
         self.last_cohorts: deque[Cohort] = deque(maxlen=SHOWN_COHORTS)
         self.touches = Touches(engine, self._touched)
@@ -111,7 +114,7 @@ class Dispatcher:
         self._unwatch(leaf)
         cache = self._engine.cache
         cached = cache.num_cached_tokens(prompt.token_ids) if cache is not None else None
-        self._tell(_step_ready(generation, leaf, cached))
+        self._tell(step_ready(generation, leaf, cached))
         self._known[generation.step_id] = generation
         for dropped in self._leaves.excess():
             self._end(dropped)
@@ -144,7 +147,9 @@ class Dispatcher:
     def failed(self, generation: Generation) -> None:
         """Tell that the step has left the line or the engine without a result."""
         if self._known.pop(generation.step_id, None):
-            self._tell(StepFailed(generation.step_id))
+            is_dispatched = generation.dispatched.is_set()
+            kind = StepFailed if is_dispatched else StepCancelled
+            self._note(kind(generation.step_id))
 
     def committed(self, generation: Generation, message: Message) -> None:
         """Tell what the session of a committed step does now."""
@@ -180,7 +185,7 @@ class Dispatcher:
         if generation.step_id not in self._known:
             generation.interrupt()
             return
-        self._tell(StepCancelled(generation.step_id))
+        self._note(StepCancelled(generation.step_id))
         if not generation.dispatched.is_set():
             del self._known[generation.step_id]
             generation.interrupt()
@@ -240,13 +245,15 @@ class Dispatcher:
         return self._scheduler.view(self.now())
 
     def _tell(self, event: Event) -> None:
+        if self._closed:
+            return
         self._scheduler.receive(event, self.now())
         if not self._schedule_is_due:
             self._schedule_is_due = True
             asyncio.get_running_loop().call_soon(self._schedule)
 
     def _note(self, event: Event) -> None:
-        """Tell of a session. No step waits for this, so no step shall fail because of it."""
+        """Tell what nobody waits for, so that nobody shall fail because of it."""
         try:
             self._tell(event)
         except IllegalEventError:
@@ -257,7 +264,15 @@ class Dispatcher:
         self._schedule_is_due = False
         if self._closed:
             return
-        now = self.now()
+        try:
+            self._carry_out(self.now())
+        except Exception as error:
+            # Whatever was decided is half done: nothing after this can be trusted.
+            log.exception("the scheduler has failed")
+            self.close()
+            self.on_fault(f"the scheduler has failed: {type(error).__name__}: {error}")
+
+    def _carry_out(self, now: float) -> None:
         for decision in self._scheduler.schedule(now):
             match decision:
                 case Dispatch(cohort):
@@ -299,13 +314,17 @@ class Dispatcher:
             generation.dispatched.set()
 
     def _abort(self, step_id: str) -> None:
-        generation = self._known[step_id]
+        generation = self._known.get(step_id)
+        if generation is None:
+            return  # it has left by itself in this turn of the loop
         if generation.stop_cause is None:
             generation.stop_cause = StopCause.STALE
         generation.interrupt()
 
     def _reject(self, rejection: Reject) -> None:
-        generation = self._known.pop(rejection.step_id)
+        generation = self._known.pop(rejection.step_id, None)
+        if generation is None:
+            return
         room = generation.step.sampling.max_tokens
         generation.rejection = LimitExceededError(
             f"the prompt with room for {room:,} tokens of answer, against {rejection.what},",
@@ -318,7 +337,9 @@ class Dispatcher:
         generation.dispatched.set()
 
     def _shed(self, step_id: str, reason: str) -> None:
-        generation = self._known.pop(step_id)
+        generation = self._known.pop(step_id, None)
+        if generation is None:
+            return
         self.tally.shed += 1
         generation.rejection = StaleStepError(
             f"LLM step {step_id!r} was dropped while it waited: {reason}",
@@ -371,28 +392,3 @@ class Dispatcher:
             left = cache.num_cached_tokens(leaf.token_ids) if cache is not None else None
             if left is not None:
                 self._note(KVEvicted(session, left))
-
-
-def _step_ready(generation: Generation, leaf: Leaf, cached_tokens: int | None) -> StepReady:
-    step, now = generation.step, generation.ready_s
-    hints, deadline_s = step.hints, None
-    if hints.deadline is not None:
-        # The only use of the wall clock: a deadline comes from another process.
-        deadline_s = now + (hints.deadline - datetime.now(UTC)).total_seconds()
-    ttl = hints.speculative_ttl
-    return StepReady(
-        step_id=step.step_id,
-        session=leaf.session,
-        path=leaf.growing,
-        max_tokens=step.sampling.max_tokens,
-        is_new=step.is_first,
-        cached_tokens=cached_tokens,
-        job=step.job_id,
-        tenant=hints.tenant,
-        priority=hints.priority,
-        attained_s=hints.attained_s,
-        deadline_s=deadline_s,
-        fan_out=FanOut(hints.fan_out.group, hints.fan_out.size) if hints.fan_out else None,
-        is_speculative=ttl is not None,
-        expires_s=None if ttl is None else now + ttl.total_seconds(),
-    )

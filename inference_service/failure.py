@@ -30,7 +30,7 @@ class StaleStepError(MusterError):
 
 
 class NoProgressError(UnavailableError):
-    """The engine looks alive but computes nothing; every step in it was given up."""
+    """The engine computes nothing, or the scheduler broke; every step in it was given up."""
 
 
 class OverloadedError(UnavailableError):

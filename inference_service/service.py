@@ -51,7 +51,7 @@ class InferenceService:
     ) -> None:
         self.engine = engine
         self.replica = replica
-        self.dispatcher = Dispatcher(scheduler, engine)
+        self.dispatcher = Dispatcher(scheduler, engine, on_fault=self._give_up)
         self.engine_died = asyncio.Event()
         """Set when the engine is gone: the process should leave and be started again."""
         self.trouble = ""
@@ -126,10 +126,9 @@ class InferenceService:
     async def watch_progress(self, limit: timedelta) -> None:
         """Wait until the engine makes no progress for `limit`; then give up every step in it."""
         stalled_s = await wait_for_stall(self.engine, self.dispatcher, limit)
-        for generation in self._lose_engine(
+        self._give_up(
             f"the engine makes no progress: nothing for {stalled_s:.1f} s with steps in it"
-        ):
-            self._stop(generation, StopCause.STUCK)
+        )
 
     def close(self) -> None:
         """End what the service does of its own; no step may be running any more."""
@@ -178,6 +177,11 @@ class InferenceService:
         error = task.exception()
         if isinstance(error, EngineDeadError):
             self._lose_engine(str(error))
+
+    def _give_up(self, trouble: str) -> None:
+        """Give up all that is here, for another process to go on with."""
+        for generation in self._lose_engine(trouble):
+            self._stop(generation, StopCause.STUCK)
 
     def _lose_engine(self, trouble: str) -> list[Generation]:
         """Hand back what waits and ask for a new process; return what was in the engine."""

@@ -301,9 +301,9 @@ class StepProtocol:
                 await self._close(generation, AttemptOutcome.ABANDONED, why)
                 raise StaleStepError(why)
             case StopCause.STUCK:
-                why = f"the engine of replica {self._replica!r} makes no progress"
+                why = f"replica {self._replica!r} makes no progress and is started again"
                 await self._close(generation, AttemptOutcome.ABANDONED, why)
-                raise NoProgressError(why, hint="the replica is started again; the step is retried")
+                raise NoProgressError(why, hint="the step is retried; the replica's log says why")
             case _:
                 await self._close(generation, AttemptOutcome.ABANDONED, "no attempt waits for it")
                 raise StaleAttemptError(

@@ -26,6 +26,7 @@ class ScriptedScheduler:
         self.events: list[Event] = []
         self.due: list[Decision] = []
         self.holds = False
+        self.breaks = False
         self.wake_s: float | None = None
         self.refuses_for_s: float | None = None
         self._ready: dict[str, None] = {}
@@ -52,6 +53,7 @@ class ScriptedScheduler:
 
     def schedule(self, now: float) -> list[Decision]:
         """Return what is due."""
+        assert not self.breaks, "broken"
         decisions, self.due = self.due, []
         if self._ready and not self.holds:
             decisions.append(Dispatch(tuple(self._ready)))

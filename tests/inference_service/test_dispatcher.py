@@ -9,14 +9,27 @@ from typing import Any
 
 import pytest
 
-from contracts.llm_step import LLMStepResult, OutputForm, SessionHint, SessionState
+from contracts.llm_step import (
+    LLMStepResult,
+    Outcome,
+    OutputForm,
+    SessionHint,
+    SessionState,
+    StepPhase,
+)
 from contracts.message import ContextRef, Message, Role
 from inference_service.engine.protocol import EngineDeadError, EngineRequest
 from inference_service.engine.simulated import SimulatedConfig
-from inference_service.failure import StaleAttemptError, StaleStepError, StepFailedTooOftenError
+from inference_service.failure import (
+    DrainingError,
+    NoProgressError,
+    StaleAttemptError,
+    StaleStepError,
+    StepFailedTooOftenError,
+)
 from inference_service.generation import StopCause
 from inference_service.prompt import InvalidOutputError
-from inference_service.scheduler.decision import Abort, Prewarm, Refresh, Shed
+from inference_service.scheduler.decision import Abort, Prewarm, Refresh, Reject, Shed
 from inference_service.scheduler.event import (
     EngineLost,
     FanOut,
@@ -289,6 +302,30 @@ async def test_running_work_that_the_scheduler_aborts_is_stale(database: Databas
         with pytest.raises(StaleStepError):
             await generation.task
         assert scheduler.told(StepFailed) == [StepFailed(generation.step_id)]
+
+
+async def test_orders_for_a_step_that_has_just_left_stop_nothing_else(database: Database) -> None:
+    """A step can end by itself in the turn of the loop in which its abort is decided."""
+    async with scripted(database) as (h, scheduler):
+        scheduler.due += [Abort("gone"), Shed("gone", "too late"), Reject("gone", "cache", 2, 1)]
+        assert (await h.run(step_input())).outcome is Outcome.FINISHED
+        assert h.service.dispatcher.tally.shed == 0
+
+
+async def test_a_scheduler_that_breaks_takes_the_replica_down_and_no_step_with_it(
+    database: Database,
+) -> None:
+    async with scripted(database) as (h, scheduler):
+        h.engine.stall()
+        running, _ = await h.attach(step_input())
+        await until(lambda: running.phase is StepPhase.PREFILL)
+        scheduler.breaks = True
+        waiting, _ = await h.attach(step_input(job_id="job-b"))
+        for generation, error in ((running, NoProgressError), (waiting, DrainingError)):
+            with pytest.raises(error):
+                await generation.task
+        assert h.service.engine_died.is_set()
+        assert "the scheduler has failed: AssertionError: broken" in h.service.trouble
 
 
 async def test_the_scheduler_is_called_when_time_alone_changes_something(
