@@ -20,6 +20,10 @@ from dataclasses import dataclass, field
 from inference_service.scheduler.event import FanOut
 from inference_service.scheduler.session import Kind, Step
 
+MAX_GROUPS = 10_000
+MAX_TENANTS = 10_000
+"""Groups and tenants that are remembered; the one heard of least recently is forgotten."""
+
 _Entry = tuple[tuple[float, ...], str]
 
 
@@ -106,10 +110,20 @@ class Line:
         weight = self._weights.get(tenant, 1.0)
         start = max(self._service.get(tenant, 0.0), self._virtual)
         self._virtual = start
+        self._service.pop(tenant, None)
         self._service[tenant] = start + step.ready.prompt_tokens / weight
+        if len(self._service) > MAX_TENANTS:
+            del self._service[next(iter(self._service))]
+        self._forget_overtakers()
         if not self._overtakers or step.arrival > self._overtakers[-1]:
             self._overtakers.append(step.arrival)
             self._overtaken_at.append(now)
+
+    def _forget_overtakers(self) -> None:
+        """Forget those that arrived before all that waits: nobody's time counts from them."""
+        eldest = next(iter(self._steps.values()), None)
+        passed = bisect_right(self._overtakers, eldest.arrival) if eldest else 0
+        del self._overtakers[:passed], self._overtaken_at[:passed]
 
     def first(self, limit: int) -> list[Step]:
         """Return up to `limit` steps in the order in which they should go."""
@@ -167,9 +181,11 @@ class Line:
     def member_finished(self, fan_out: FanOut | None) -> None:
         """Note that a member of a group has finished."""
         if fan_out:
-            self._groups[fan_out.group] = self._groups.get(fan_out.group, 0) + 1
-            if self._groups[fan_out.group] >= fan_out.size:
-                del self._groups[fan_out.group]
+            finished = self._groups.pop(fan_out.group, 0) + 1
+            if finished < fan_out.size:
+                self._groups[fan_out.group] = finished
+            if len(self._groups) > MAX_GROUPS:
+                del self._groups[next(iter(self._groups))]
 
     def group_resolved(self, group: str) -> None:
         """Forget a group."""
