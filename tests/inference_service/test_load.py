@@ -104,7 +104,7 @@ async def test_continuations_pass_whatever_waits_on_the_start_queue(
         new = [
             await start(temporal_client, model, unique_step(text="x" * 1_400)) for _ in range(12)
         ]
-        await until(lambda: sum(h.service.dispatcher.counts()) >= 4)
+        await until(lambda: sum(h.service.dispatcher.counts()) == h.service.start_window())
         waiting = sum(h.service.dispatcher.counts())
         assert waiting < len(new), "the window is full, the rest waits in Temporal"
         next_steps = [

@@ -51,13 +51,12 @@ async def test_engine_that_makes_no_progress_fails_each_step_once_and_the_health
     config = SimulatedConfig(time_scale=0.0, max_num_seqs=1)
     async with harness(database, config=config) as h:
         assert (await get(h, "/health")).status_code == 200
-        watchdog = asyncio.create_task(h.service.watch_progress(LIMIT))
         h.engine.stall()
         steps = [step_input(job_id=f"job-{number}") for number in range(4)]
         generations = [(await h.attach(step))[0] for step in steps]
         await until(lambda: h.service.dispatcher.counts() == (2, 2))
+        await h.service.watch_progress(LIMIT)
         ends = await asyncio.gather(*(g.task for g in generations), return_exceptions=True)
-        await watchdog
         assert Counter(map(type, ends)) == {NoProgressError: 2, DrainingError: 2}
         assert all(isinstance(end, NoProgressError | DrainingError) and end.retryable
                    for end in ends)  # fmt: skip
