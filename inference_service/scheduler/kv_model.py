@@ -107,13 +107,19 @@ class KVModel:
         """Return the blocks that running this context would add to the kept ones."""
         return sum(node.size for node in chain if not node.is_kept)
 
-    def released_blocks(self, chain: Chain, holder: str, others: Set[str]) -> int:
-        """Return the kept blocks that this holder alone keeps, once the `others` have let go."""
+    def released_blocks(
+        self, chain: Chain, holder: str, others: Set[str], spared: Sequence[TreeNode] = ()
+    ) -> int:
+        """Return the kept blocks that this holder alone keeps, once the `others` have let go.
+
+        Those of the `spared` context are left out: what is to run needs them itself.
+        """
         return sum(
             node.size
             for node in chain
             if node.holders and not node.running and holder in node.holders
             if all(name == holder or name in others for name in node.holders)
+            if node not in spared
         )
 
     def hold(self, holder: str, chain: Chain) -> None:

@@ -129,7 +129,9 @@ class Leases:
                     break
                 if session.id in chosen:
                     continue
-                freed = self._kv.released_blocks(session.chain, session.id, chosen.keys())
+                freed = self._kv.released_blocks(
+                    session.chain, session.id, chosen.keys(), for_session.chain
+                )
                 if freed or sharing:
                     chosen[session.id] = session
                     blocks += freed

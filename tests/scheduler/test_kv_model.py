@@ -157,6 +157,10 @@ def test_blocks_of_leases_that_share_are_released_with_the_last() -> None:
         kv.hold(name, chains[name])
     assert kv.released_blocks(chains["a"], "a", set()) == 2
     assert kv.released_blocks(chains["b"], "b", {"a"}) == 12
+    shares = kv.extended([], [Node("opening", 40), Node("c", 90)])
+    assert kv.released_blocks(chains["b"], "b", {"a"}, shares) == 2
+    kv.enter(shares, 1)
+    assert kv.released_blocks(chains["b"], "b", {"a"}) == 2, "what runs is not released"
 
 
 def test_growing_moves_nothing_that_runs() -> None:

@@ -132,6 +132,20 @@ def test_leases_that_share_their_blocks_give_way_together() -> None:
     assert "large/0" in dispatched(life)
 
 
+def test_leases_do_not_give_a_step_the_blocks_that_it_shares_with_them() -> None:
+    life = new_life(PATIENT)
+    keep(life, new_step("a", 800, opening=640))
+    life.tell(new_step("runs", 480))
+    life.tell(new_step("b", 1_500, opening=640))  # 40 of its 94 blocks are those of a
+    keep(life, new_step("later", 16))
+    life.pass_time(60.0)
+    touch_all(life)
+    assert life.scheduler.place_in_line("b/0") == 0, "a gives way, yet that is not enough"
+    finish(life, "runs", "")
+    touch_all(life)
+    assert "b/0" in dispatched(life)
+
+
 def test_due_step_gets_room_from_any_number_of_leases() -> None:
     life = new_life(PATIENT, num_blocks=500, max_model_len=8_000)
     keep(life, *(new_step(f"s{number}", 40) for number in range(150)))
