@@ -13,6 +13,7 @@ from bench.workload import Cell, make_plans
 from bench.world.metric import Metrics
 from bench.world.plan import NEVER_S, SessionPlan, StepPlan
 from bench.world.world import PolicyFactory, World
+from inference_service.scheduler.decision import Decision
 from inference_service.scheduler.event import FanOut
 from inference_service.scheduler.ready_cohort import ReadyCohort
 from inference_service.scheduler.setting import SchedulerSettings
@@ -94,11 +95,11 @@ def test_g8_one_large_session_among_a_stream_of_small_ones_goes_within_the_bound
     went: list[float] = []
 
     class Watched(ReadyCohort):
-        def schedule(self, now: float) -> list[object]:  # type: ignore[override]
+        def schedule(self, now: float) -> list[Decision]:
             decisions = super().schedule(now)
             if any("large/0" in getattr(d, "cohort", ()) for d in decisions):
                 went.append(now)
-            return list(decisions)
+            return decisions
 
     metrics = run([large, *small], partial(Watched, settings=settings))
     assert metrics.steps == 401 and not metrics.rejected
