@@ -18,6 +18,9 @@ FIRST_OUTPUT_TOKENS = 32.0
 FIRST_DECODE_S = 1.0
 """First guesses, replaced by what is seen."""
 
+SHORTEST_S = 1e-6
+"""A decode that had less time to itself tells nothing: that may be what rounding has left."""
+
 FADE = 0.98
 """What an observation weighs after the next one: the last 50 count."""
 
@@ -41,7 +44,7 @@ class _Line:
             return 0.0, 0.0
         mean_x, mean_y = self._x / self._n, self._y / self._n
         variance = self._xx / self._n - mean_x * mean_x
-        if self._n < 3 or variance < 0.05 * mean_x * mean_x:
+        if self._n < 3 or variance <= 0.05 * mean_x * mean_x:
             return mean_y, 0.0
         slope = (self._xy / self._n - mean_x * mean_y) / variance
         slope = min(max(slope, 0.0), mean_y / mean_x)
@@ -126,7 +129,7 @@ class RateModel:
         self._decode_tokens = self._decode_tokens * FADE + num_tokens
         self._decodes = self._decodes * FADE + 1
         alone_s = now - began_s - (self._prefill_s - prefill_s)
-        if alone_s > 0:
+        if alone_s > SHORTEST_S:
             self._line.add((self._decode_area - area) / alone_s, alone_s / (num_tokens - 1))
 
     def lost(self) -> None:

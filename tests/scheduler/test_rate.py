@@ -67,3 +67,16 @@ def test_idle_time_costs_nothing() -> None:
     rate.entered(5_000.0)
     rate.first_token("a", 100, 5_000.0)
     assert rate.prefill_token_s < before + 1e-9
+
+
+def test_decodes_that_had_no_time_to_themselves_tell_nothing() -> None:
+    rate, now = RateModel(), 0.1
+    for number in range(50):
+        rate.entered(now)
+        now += 0.1
+        rate.first_token(f"s{number}", 10, now)
+        rate.entered(now)  # another prompt is computed as long as this one decodes
+        now += 1 / 3
+        rate.left(f"s{number}", 20, now)
+        rate.left("other", 0, now)
+        assert (rate.decode_base_s, rate.decode_each_s) == (0.0, 0.0)
