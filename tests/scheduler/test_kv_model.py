@@ -169,9 +169,22 @@ def test_growing_moves_nothing_that_runs() -> None:
     kv.enter(chain, 3)
     kv.grow(chain[-1], 19)
     assert (kv.running, kv.kept, kv.cached_tokens(chain)) == (4, 4, 16)
+    kv.check_integrity()
     kv.leave(chain)
     assert (kv.running, kv.kept, kv.cached_tokens(chain)) == (0, 0, 16)
     kv.check_integrity()
+
+
+def test_what_runs_is_not_evicted() -> None:
+    kv = KVModel(6, BLOCK)
+    chain = kv.extended([], [Node("a", 12)])
+    for _ in range(2):  # the second time it comes from the free queue
+        kv.enter(chain, 0)
+        kv.enter(other := kv.extended([], [Node("b", 12)]), 3)
+        assert kv.cached_tokens(chain) == 12
+        kv.check_integrity()
+        kv.leave(other)
+        kv.leave(chain)
 
 
 def test_touched_context_is_evicted_last() -> None:
