@@ -29,6 +29,9 @@ PRIOR_SPREAD = 1.5
 TYPICAL_OVER = 20
 """Gaps that the typical one is the mean of."""
 
+PRIOR_NEVER = 0.05
+"""Guess of the share of calls that never return: one that is out far beyond all others hangs."""
+
 MAX_TOOLS = 512
 """Histograms kept; the one used longest ago goes first."""
 
@@ -60,7 +63,7 @@ def _normal_cdf(x: float) -> float:
 def _prior() -> list[float]:
     """Return a log-normal's weight in each bin, and beyond the last edge."""
     cdf = [_normal_cdf(math.log(edge / PRIOR_MEDIAN_S) / PRIOR_SPREAD) for edge in EDGES]
-    bounds = [0.0, *cdf, 1.0]
+    bounds = [0.0, *(share * (1 - PRIOR_NEVER) for share in cdf), 1.0]
     return [PRIOR_WEIGHT * (b - a) for a, b in pairwise(bounds)]
 
 
@@ -155,7 +158,7 @@ class GapModel:
         return 1.0 - later / still_out
 
     def remaining_s(self, key: str, waited_s: float, now: float, *, is_view: bool = False) -> float:
-        """Return the median of the time until it is back; as long as it has waited if unknown.
+        """Return the median of the time until it is back; the longest known if it will hardly be.
 
         `is_view`: only a person asks; what is decided later does not depend on that.
         """
@@ -164,7 +167,7 @@ class GapModel:
         for edge, share in zip(EDGES, survival, strict=False):
             if edge > waited_s and share <= half:
                 return edge - waited_s
-        return max(EDGES[-1] - waited_s, waited_s)
+        return max(EDGES[-1], waited_s)
 
     def views(self, now: float) -> tuple[GapView, ...]:
         """Return what was learned of each set of tools."""

@@ -93,6 +93,13 @@ def test_tool_that_hangs_is_expected_later_the_longer_it_hangs() -> None:
     assert expected == sorted(expected)
 
 
+def test_tool_out_far_beyond_all_others_will_hardly_return() -> None:
+    model = learned([1.0] * 30)
+    model.leave("hangs", ("tool",), 0.0)
+    assert model.returns_within("tool", 2.0, 300.0, 2.0) > 0.2
+    assert model.returns_within("tool", 301.0, 300.0, 301.0) < 0.05
+
+
 def test_sets_of_tools_are_told_apart_and_their_order_is_not() -> None:
     model = GapModel()
     assert model.leave("a", ("x", "y"), 0.0) == model.leave("b", ("y", "x", "y"), 0.0)
