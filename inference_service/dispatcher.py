@@ -141,8 +141,8 @@ class Dispatcher:
         """Return what a server that tells it last has found cached; None if it does not tell."""
         if Capability.CACHED_TOKENS not in self._engine.capabilities:
             return None
-        self.tally.cached_tokens += generation.usage.cached_tokens
-        return generation.usage.cached_tokens
+        self.tally.cached_tokens += generation.late_cached_tokens
+        return generation.late_cached_tokens
 
     def failed(self, generation: Generation) -> None:
         """Tell that the step has left the line or the engine without a result."""

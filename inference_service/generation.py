@@ -51,6 +51,8 @@ class Generation:
     first_token_s: float = 0.0
     is_cached_known: bool = False
     """Whether the engine said with the first token how much of the prompt was cached."""
+    late_cached_tokens: int = 0
+    """What the engine said at the end of the first sample, where it says so only there."""
     cohort_size: int = 0
     leaf: Leaf | None = None
     dispatched: asyncio.Event = field(default_factory=asyncio.Event)

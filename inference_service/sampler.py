@@ -128,5 +128,7 @@ class Sampler:
                     cached = piece.num_cached_tokens if at_once else None
                     self._dispatcher.first_token(generation, cached)
                 if piece.finish_reason is not None:
+                    if not before.prompt_tokens:
+                        generation.late_cached_tokens = piece.num_cached_tokens
                     assert piece.timing is not None
                     return Sample(token_ids, piece.finish_reason, piece.timing)

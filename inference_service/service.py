@@ -162,7 +162,11 @@ class InferenceService:
             )
         running.attempts.add(attempt)
         if running.epoch:
-            await self._ledger.attach(running.step_id, running.epoch, attempt)
+            try:
+                await self._ledger.attach(running.step_id, running.epoch, attempt)
+            except BaseException:
+                running.attempts.discard(attempt)
+                raise
         return running
 
     def _stop(self, generation: Generation, cause: StopCause) -> None:

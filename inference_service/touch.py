@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from contracts.error import MusterError
-from inference_service.engine.protocol import Engine, EngineRequest
+from inference_service.engine.protocol import Capability, Engine, EngineRequest
 
 log = logging.getLogger(__name__)
 
@@ -117,12 +117,17 @@ class Touches:
                 aclosing(self._engine.generate(request)) as pieces,
             ):
                 async for piece in pieces:
-                    if cached == FAILED:
-                        cached = piece.num_cached_tokens
-                        self.overhead.prompt_tokens += len(prompt)
-                        self.overhead.cached_tokens += cached
+                    cached = max(cached, piece.num_cached_tokens)
                     self.overhead.completion_tokens += len(piece.token_ids)
         except (MusterError, TimeoutError) as error:
             log.warning("session %s was not touched: %s", session, error or "no answer in time")
             return FAILED
+        except Exception:
+            # A touch that is never told of would hold back every step.
+            log.exception("session %s was not touched: a fault of the service", session)
+            return FAILED
+        if Capability.CACHED_TOKENS not in self._engine.capabilities:
+            cached = len(prompt) - 1  # nobody tells; what was asked for is there now
+        self.overhead.prompt_tokens += len(prompt)
+        self.overhead.cached_tokens += cached
         return cached

@@ -154,7 +154,8 @@ async def deltas(response: httpx.Response, url: str) -> AsyncIterator[Delta]:
                 hint="is this an OpenAI-compatible server?",
             ) from error
         if "error" in message:
-            status = message["error"].get("code")
+            told = message["error"]
+            status = told.get("code") if isinstance(told, dict) else None
             raise refusal(status if isinstance(status, int) else 500, data, url)
         yield _delta(message, url)
 

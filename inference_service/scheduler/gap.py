@@ -197,7 +197,7 @@ class GapModel:
         gaps = self._gaps.get(key) or Gaps()
         if known is None or known.is_stale(gaps, now):
             known = _Survival(now, gaps.changes, gaps.survival(now))
-            if not is_view:
+            if not is_view and key in self._gaps:
                 self._survival[key] = known
         return known.curve
 

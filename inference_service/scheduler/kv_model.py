@@ -208,12 +208,18 @@ class KVModel:
                     self._allocate(resident - node.resident, spare=node)
                 self._set_resident(node, resident)
 
-    def at_risk(self, num_blocks: int) -> Iterator[str]:
-        """Yield a holder of each held node among the next `num_blocks` that will be evicted."""
+    def at_risk(self, num_blocks: int, chain: Chain) -> Iterator[str]:
+        """Yield a holder of each held node that `num_blocks` allocated for a context would evict.
+
+        What is cached of the context itself leaves the queue first.
+        """
         ahead = self._blank
+        own = set(chain)
         for node in self._free:
             if ahead >= num_blocks:
                 return
+            if node in own:
+                continue
             if node.holders and node.resident:
                 yield next(iter(node.holders))
             ahead += node.resident

@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from inference_service.scheduler.event import FanOut
 from inference_service.scheduler.session import Kind, Step
@@ -84,6 +85,9 @@ class Line:
         expiry = _expiry_s(step)
         if expiry < math.inf:
             heapq.heappush(self._expiries, (expiry, step.id))
+            if len(self._expiries) > 2 * len(self._steps) + 64:
+                self._expiries = [entry for entry in self._expiries if entry[1] in self._steps]
+                heapq.heapify(self._expiries)
 
     def remove(self, step: Step) -> None:
         """Take a step out, wherever it goes."""
@@ -104,16 +108,18 @@ class Line:
             self._overtakers.clear()
             self._overtaken_at.clear()
 
-    def admitted(self, step: Step, now: float) -> None:
-        """Charge a new session's step to its tenant and note whom it has overtaken."""
-        tenant = step.ready.tenant
+    def charge(self, tenant: str, num_tokens: int, *, is_first: bool) -> None:
+        """Count tokens that are computed for a tenant; `is_first`: for a session that begins."""
         weight = self._weights.get(tenant, 1.0)
-        start = max(self._service.get(tenant, 0.0), self._virtual)
-        self._virtual = start
-        self._service.pop(tenant, None)
-        self._service[tenant] = start + step.ready.prompt_tokens / weight
+        start = max(self._service.pop(tenant, 0.0), self._virtual)
+        if is_first:
+            self._virtual = start
+        self._service[tenant] = start + num_tokens / weight
         if len(self._service) > MAX_TENANTS:
             del self._service[next(iter(self._service))]
+
+    def began(self, step: Step, now: float) -> None:
+        """Note that a session has begun with this step, and whom it has overtaken."""
         self._forget_overtakers()
         if not self._overtakers or step.arrival > self._overtakers[-1]:
             self._overtakers.append(step.arrival)
@@ -126,12 +132,16 @@ class Line:
         del self._overtakers[:passed], self._overtaken_at[:passed]
 
     def first(self, limit: int) -> list[Step]:
-        """Return up to `limit` steps in the order in which they should go."""
+        """Return up to `limit` continuations and as many new sessions, in the order they should go.
+
+        Counted apart, so that new sessions of a better class never hide a continuation.
+        """
         found: list[Step] = []
-        for step in self._in_order():
-            found.append(step)
-            if len(found) == limit:
-                break
+        left = {True: limit, False: limit}
+        for kind in self._kinds():
+            some = list(islice(self._of_kind(kind), left[kind[3]]))
+            left[kind[3]] -= len(some)
+            found += some
         return found
 
     def oldest_overtaken(self) -> tuple[Step, float] | None:
@@ -201,13 +211,19 @@ class Line:
             tenants[name] = _Tenant(name)
         return tenants[name]
 
+    def _kinds(self) -> list[Kind]:
+        return sorted({*self._continuations, *self._new})
+
+    def _of_kind(self, kind: Kind) -> Iterator[Step]:
+        if kind[3]:
+            yield from self._fairly(list(self._new[kind].values()))
+        else:
+            for _, step_id in self._continuations[kind]:
+                yield self._steps[step_id]
+
     def _in_order(self) -> Iterator[Step]:
-        for kind in sorted({*self._continuations, *self._new}):
-            if kind[3]:
-                yield from self._fairly(list(self._new[kind].values()))
-            else:
-                for _, step_id in self._continuations[kind]:
-                    yield self._steps[step_id]
+        for kind in self._kinds():
+            yield from self._of_kind(kind)
 
     def _fairly(self, tenants: list[_Tenant]) -> Iterator[Step]:
         """Yield the tenants' steps by weighted service: what each has had, and what is yielded."""

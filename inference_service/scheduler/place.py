@@ -7,6 +7,7 @@ raises `IllegalEventError` before anything has changed.
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 
 from inference_service.scheduler.admission import Admission
 from inference_service.scheduler.decision import Abort, Decision, Reject, Shed
@@ -28,7 +29,7 @@ from inference_service.scheduler.event import (
 )
 from inference_service.scheduler.gap import GapModel
 from inference_service.scheduler.kv_model import KVModel
-from inference_service.scheduler.lease import Leases
+from inference_service.scheduler.lease import LOSS_WINDOW_S, Leases
 from inference_service.scheduler.line import Line
 from inference_service.scheduler.protocol import IllegalEventError
 from inference_service.scheduler.rate import RateModel
@@ -188,9 +189,9 @@ class Places:
         if session.holds:
             self.leases.hold(session)
             self.admission.keep(session)
-        self.admission.plan(
-            self.room.watermark, len(self.sessions), self.room.capacity.max_num_seqs, now
-        )
+        hanging = takewhile(lambda s: now - s.away_since > LOSS_WINDOW_S, self.away.values())
+        going = len(self.sessions) - sum(1 for _ in hanging)
+        self.admission.plan(self.room.watermark, going, self.room.capacity.max_num_seqs, now)
 
     def _tools_started(self, event: ToolsStarted, now: float) -> None:
         session = self.sessions.get(event.session)
@@ -230,7 +231,9 @@ class Places:
                 f"blocks of {self.kv.block_size} tokens cannot become {capacity.block_size}"
             )
         self.room.capacity = capacity
-        self.kv.num_blocks = capacity.num_blocks
+        if capacity.num_blocks != self.kv.num_blocks:
+            self.kv.clear()  # another cache, and what it holds is not known
+            self.kv.num_blocks = capacity.num_blocks
         for step in self.line.first(len(self.line)):
             if rejection := self._never_fits(step.ready):
                 self._take_out(step)
@@ -250,10 +253,12 @@ class Places:
         self.line.remove(step)
         if session.admitted is None:
             self._admit(session)
-            self.line.admitted(step, now)
+        if not session.steps:
+            self.line.began(step, now)
         last_whole = (session.tokens - 1) // block * block
         step.expected_cached = min(self.kv.cached_tokens(session.chain), last_whole)
         step.uncomputed = session.tokens - step.expected_cached
+        self.line.charge(session.tenant, step.uncomputed, is_first=not session.steps)
         self.room.enter(step)
         self.rate.entered(now)
         self.uncomputed += step.uncomputed

@@ -34,15 +34,12 @@ from inference_service.scheduler.decision import Decision, Dispatch
 from inference_service.scheduler.event import CapacityChanged, Event
 from inference_service.scheduler.patience import Patience
 from inference_service.scheduler.place import Places
-from inference_service.scheduler.session import Step
+from inference_service.scheduler.session import Kind, Step
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.view import SchedulerView, lease_view
 
 RECONSIDER_S = 0.1
 """Time between two looks at an idle engine with a line in front of it: chances change with time."""
-
-IDLE_LOOKAHEAD = 8
-"""Waiting steps that are weighed for an idle engine."""
 
 
 class ReadyCohort:
@@ -90,13 +87,13 @@ class ReadyCohort:
         """Dispatch every waiting step that may go; shared prefixes adjacent."""
         cohort = self._passes(now)
         if not self._places.engine and len(self._line) and not self._touches.under_way:
-            waiting = self._line.first(IDLE_LOOKAHEAD)
+            waiting = (step for step, _ in self._candidates(now))
             idle = self._room.worth_yielding(waiting, now)
             if idle is None:
                 self._wake_s = now + RECONSIDER_S
             elif not self._must_wait_for_touch(idle):
                 cohort = [self._places.dispatch(idle, now), *self._passes(now)]
-        return sorted(cohort, key=lambda step: step.ready.path[0].id)
+        return sorted(cohort, key=lambda step: (step.kind, step.ready.path[0].id))
 
     def _passes(self, now: float) -> list[Step]:
         """Go through the line until nothing goes: what goes may bring blocks that others share."""
@@ -108,7 +105,7 @@ class ReadyCohort:
     def _pass(self, now: float) -> list[Step]:
         """Go through the line once, in order; return what has been dispatched."""
         cohort: list[Step] = []
-        refused: dict[bool, tuple[int, int]] = {}
+        refused: dict[Kind, tuple[int, int]] = {}
         for step, is_due in self._candidates(now):
             if self._seats() <= 0:
                 break
@@ -116,12 +113,12 @@ class ReadyCohort:
                 if is_due:
                     break
                 continue
-            is_new = step.session.admitted is None
             size = self._room.size(step)
-            if _is_larger(size, refused.get(is_new)) and not is_due:
+            is_in_order = step.ready.deadline_s is None and not is_due
+            if is_in_order and _is_larger(size, refused.get(step.kind)):
                 continue
             if not self._room.fits(step, now, is_due=is_due):
-                refused[is_new] = size
+                refused[step.kind] = size
                 if is_due:
                     break
                 continue
@@ -227,6 +224,6 @@ class ReadyCohort:
 def _is_larger(size: tuple[int, int], refused: tuple[int, int] | None) -> bool:
     """Whether a step is at least as large as one that did not fit: then it does not fit either.
 
-    Steps of one kind are asked in order, so what may give way to them becomes less.
+    Steps of one kind are asked in the order of admission, so ever less may give way to them.
     """
     return refused is not None and size[0] >= refused[0] and size[1] >= refused[1]

@@ -115,9 +115,11 @@ class Room:
             short = self._short(step)
             found = NOTHING
             if short > 0:
-                found = self._leases.to_yield(short, now, for_session=session) or NOTHING
-                if found is NOTHING:
+                maybe = self._leases.to_yield(short, now, for_session=session)
+                maybe = maybe or self._leases.to_yield(short, now, for_session=session, of_all=True)
+                if maybe is None:
                     continue
+                found = maybe
             loss_s = found.loss_s + self._future_loss_s(session)
             uncomputed = session.tokens - self._kv.cached_tokens(session.chain)
             if return_s == math.inf or loss_s < min(self._rate.step_s(uncomputed), return_s):

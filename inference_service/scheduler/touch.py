@@ -58,7 +58,7 @@ class Touches:
         """Return the touch that must come before `for_session` allocates, or None."""
         if num_blocks + 1 >= self._kv.unheld_free:
             return None
-        for holder in self._kv.at_risk(num_blocks + 1):
+        for holder in self._kv.at_risk(num_blocks + 1, for_session.chain):
             session = sessions[holder]
             tokens = min(self._kv.cached_tokens(session.chain), self._whole_tokens(session))
             idle = session is not for_session and session.state is not State.RUNNING
@@ -84,7 +84,7 @@ class Touches:
             takes_s = self._rate.prefill_s(blocks * self._kv.block_size)
             waited_s = now - session.away_since
             soon = self._gaps.returns_within(session.gap_key, waited_s, 4 * takes_s, now)
-            if soon < MIN_HIT_SHARE or any(self._kv.at_risk(blocks + 1)):
+            if soon < MIN_HIT_SHARE or any(self._kv.at_risk(blocks + 1, session.chain)):
                 continue
             self._begin(session, blocks * self._kv.block_size + 1, is_prewarm=True)
             self._records[session.gap_key].prewarms += 1

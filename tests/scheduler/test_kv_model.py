@@ -204,8 +204,9 @@ def test_held_context_at_the_head_of_the_queue_is_at_risk() -> None:
     kv.hold("a", chain)
     kv.enter(chain, 0)
     kv.leave(chain)
-    assert list(kv.at_risk(5)) == []
-    assert list(kv.at_risk(6)) == ["a"]
+    assert list(kv.at_risk(5, [])) == []
+    assert list(kv.at_risk(6, [])) == ["a"]
+    assert list(kv.at_risk(6, chain)) == [], "its own blocks leave the queue first"
     assert kv.unheld_free == 5
 
 

@@ -33,8 +33,10 @@ class Arrivals:
     def go(self, step: Step, now: float = 0.0) -> None:
         """Let a step leave the line to the engine."""
         self.line.remove(step)
-        if step.session.admitted is None:
-            self.line.admitted(step, now)
+        is_first = step.session.admitted is None
+        self.line.charge(step.ready.tenant, step.ready.prompt_tokens, is_first=is_first)
+        if is_first:
+            self.line.began(step, now)
 
     @property
     def order(self) -> str:
