@@ -122,7 +122,7 @@ class Room:
                 found = maybe
             loss_s = found.loss_s + self._future_loss_s(session)
             uncomputed = session.tokens - self._kv.cached_tokens(session.chain)
-            if return_s == math.inf or loss_s < min(self._rate.step_s(uncomputed), return_s):
+            if return_s == math.inf or loss_s <= min(self._rate.step_s(uncomputed), return_s):
                 self._give_way(found)
                 return step
         return None

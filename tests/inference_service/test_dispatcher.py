@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -248,6 +248,22 @@ async def test_a_touch_that_cannot_be_made_is_told_too(database: Database) -> No
         await until(lambda: bool(scheduler.told(TouchDone)))
         assert scheduler.events == [TouchDone("nobody", -1)]
         assert h.service.dispatcher.touches.overhead.failures == 1
+
+
+async def test_a_touch_that_meets_a_fault_is_told_too(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scripted(database, CALL) as (h, scheduler):
+        await acting(h, 0)
+        session = scheduler.told(StepReady)[0].session
+
+        def fault(request: EngineRequest) -> NoReturn:
+            raise AttributeError("a fault of the adapter")
+
+        monkeypatch.setattr(h.engine, "generate", fault)
+        await decide(h, scheduler, Refresh(session, 33))
+        await until(lambda: bool(scheduler.told(TouchDone)))
+        assert scheduler.told(TouchDone) == [TouchDone(session, -1)]
 
 
 async def test_a_touch_is_aborted_when_the_service_drains(database: Database) -> None:

@@ -283,3 +283,37 @@ def test_new_work_is_refused_with_a_delay_beyond_the_queue_limit() -> None:
     finish(life, "s0", "")
     finish(life, "s1", "")
     assert life.scheduler.retry_after_s() is None
+
+
+@pytest.mark.parametrize("better", [{"priority": 1}, {"deadline_s": 3_600.0}], ids=str)
+def test_new_sessions_of_a_better_class_never_hide_a_continuation(better: dict[str, float]) -> None:
+    life = new_life(num_blocks=200)
+    keep(life, new_step("c", 640))
+    life.tell(new_step("long", 960))
+    for number in range(40):
+        life.tell(new_step(f"n{number}", 2_400, **better))
+    life.tell(next_step(life, "c", 20))
+    assert dispatched(life)[-1] == next_step_id("c")
+
+
+def test_small_leases_without_number_give_way_in_an_idle_engine() -> None:
+    life = new_life(SchedulerSettings(reserve=False), num_blocks=1_000, max_model_len=16_000)
+    keep(life, *(new_step(f"k{number}", 2 * BLOCK) for number in range(400)), tool="slow")
+    life.tell(new_step("big", 600 * BLOCK))
+    for _ in range(60):
+        life.pass_time(5.0)
+    assert "big/0" in dispatched(life)
+
+
+def test_younger_step_of_a_better_class_hides_no_older_one_that_may_go() -> None:
+    life = new_life(SchedulerSettings(reserve=False))
+    keep(life, *(new_step(name, 20 * BLOCK) for name in ("old", "middle", "young")))
+    life.tell(new_step("long", 25 * BLOCK))
+    life.tell(next_step(life, "young", 30 * BLOCK, priority=1))
+    life.tell(next_step(life, "old", 32 * BLOCK))
+    assert dispatched(life)[-1] == next_step_id("old")
+
+
+def next_step_id(session: str) -> str:
+    """Return the id of a session's second step."""
+    return f"{session}/1"
