@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_service.scheduler.decision import Abort, Dispatch, Reject, Shed
+from inference_service.scheduler.decision import Abort, Dispatch, Refresh, Reject, Shed
 from inference_service.scheduler.event import (
     CapacityChanged,
     EngineLost,
@@ -299,9 +299,11 @@ def test_new_sessions_of_a_better_class_never_hide_a_continuation(better: dict[s
 def test_small_leases_without_number_give_way_in_an_idle_engine() -> None:
     life = new_life(SchedulerSettings(reserve=False), num_blocks=1_000, max_model_len=16_000)
     keep(life, *(new_step(f"k{number}", 2 * BLOCK) for number in range(400)), tool="slow")
-    life.tell(new_step("big", 600 * BLOCK))
-    for _ in range(60):
-        life.pass_time(5.0)
+    decisions = life.tell(new_step("big", 600 * BLOCK))
+    for _ in range(400):
+        for touch in decisions:
+            if isinstance(touch, Refresh):
+                decisions = life.tell(TouchDone(touch.session, touch.num_tokens - 1))
     assert "big/0" in dispatched(life)
 
 
