@@ -24,7 +24,6 @@ from inference_service.engine.protocol import Capability, Engine
 from inference_service.failure import StaleStepError
 from inference_service.generation import Generation, StopCause
 from inference_service.leaf import Leaf, Leaves
-from inference_service.ready import step_ready
 from inference_service.scheduler.decision import Abort, Dispatch, Prewarm, Refresh, Reject, Shed
 from inference_service.scheduler.event import (
     EngineLost,
@@ -42,7 +41,8 @@ from inference_service.scheduler.event import (
 from inference_service.scheduler.protocol import IllegalEventError, Scheduler
 from inference_service.scheduler.view import SchedulerView
 from inference_service.session import Prompt
-from inference_service.touch import FAILED, Touches
+from inference_service.step_event import step_ready
+from inference_service.touch_request import FAILED, Touches
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from inference_service.scheduler.decision import Decision, Dispatch
 from inference_service.scheduler.event import CapacityChanged, Event
-from inference_service.scheduler.patience import Patience
-from inference_service.scheduler.place import Places
+from inference_service.scheduler.lifecycle import Places
+from inference_service.scheduler.overtaking import Overtaking
 from inference_service.scheduler.session import Kind, Step
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.view import SchedulerView, lease_view
@@ -54,7 +54,7 @@ class ReadyCohort:
         self._room = self._places.room
         self._leases = self._places.leases
         self._touches = self._places.touches
-        self._patience = Patience(self._line, self._settings.max_overtaken_s)
+        self._overtaking = Overtaking(self._line, self._settings.max_overtaken_s)
         self._wake_s: float | None = None
 
     def receive(self, event: Event, now: float) -> None:
@@ -130,7 +130,7 @@ class ReadyCohort:
     def _candidates(self, now: float) -> list[tuple[Step, bool]]:
         """Return waiting steps in order, each with whether it is due; see the head of this file."""
         steps = self._line.first(self._settings.lookahead)
-        aged, is_due = self._patience.aged(now)
+        aged, is_due = self._overtaking.aged(now)
         if aged is None:
             return [(step, False) for step in steps]
         found = [(s, False) for s in steps if s.session.admitted is not None and s is not aged]
@@ -161,7 +161,7 @@ class ReadyCohort:
 
     def next_wake(self, now: float) -> float | None:
         """Return when time alone may change what is to be done, or None if it cannot."""
-        times = [self._line.next_expiry(), self._wake_s, self._patience.next_change_s()]
+        times = [self._line.next_expiry(), self._wake_s, self._overtaking.next_change_s()]
         later = [time for time in times if time is not None and time > now]
         return min(later, default=None)
 

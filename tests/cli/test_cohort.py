@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from inference_service.scheduler.view import GapView, SchedulerView
-from inference_service.touch import Overhead
+from inference_service.touch_request import Overhead
 from muster.cli.cohort import MAX_GAPS, print_cohorts
 
 

@@ -42,7 +42,7 @@ from inference_service.scheduler.event import (
     ToolsStarted,
     TouchDone,
 )
-from inference_service.touch import TOUCH_PRIORITY
+from inference_service.touch_request import TOUCH_PRIORITY
 from store.database import Database
 from tests.inference_service.harness import Harness, harness, step_input, until
 from tests.inference_service.scripted import ScriptedScheduler

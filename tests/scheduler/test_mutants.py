@@ -27,7 +27,7 @@ class Mutant:
 
 MUTANTS = {
     "no age bound": Mutant(
-        "patience.py",
+        "overtaking.py",
         "if oldest is None or now < oldest[1] + self._half_s:",
         "if True or oldest is None:",
         "test_ready_cohort.py",
@@ -63,7 +63,7 @@ MUTANTS = {
         "test_kv_model.py",
     ),
     "blocks are lost at a failure": Mutant(
-        "place.py",
+        "lifecycle.py",
         "        self.room.leave(step)",
         "        if output_tokens:\n            self.room.leave(step)",
         "test_faults.py",
@@ -75,7 +75,7 @@ MUTANTS = {
         "test_ready_cohort.py",
     ),
     "a cancelled step is dispatched": Mutant(
-        "place.py",
+        "lifecycle.py",
         "        if step := self.line.get(step_id):\n            self._take_out(step)\n",
         "        if self.line.get(step_id):\n",
         "test_faults.py",
@@ -108,7 +108,7 @@ MUTANTS = {
         "test_line.py",
     ),
     "time may run back": Mutant(
-        "place.py", "if now < self.now:", "if False:", "test_ready_cohort.py"
+        "lifecycle.py", "if now < self.now:", "if False:", "test_ready_cohort.py"
     ),
 }
 

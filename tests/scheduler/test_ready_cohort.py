@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from inference_service.scheduler.decision import Abort, Dispatch, Refresh, Reject, Shed
@@ -286,7 +288,7 @@ def test_new_work_is_refused_with_a_delay_beyond_the_queue_limit() -> None:
 
 
 @pytest.mark.parametrize("better", [{"priority": 1}, {"deadline_s": 3_600.0}], ids=str)
-def test_new_sessions_of_a_better_class_never_hide_a_continuation(better: dict[str, float]) -> None:
+def test_new_sessions_of_a_better_class_never_hide_a_continuation(better: dict[str, Any]) -> None:
     life = new_life(num_blocks=200)
     keep(life, new_step("c", 640))
     life.tell(new_step("long", 960))

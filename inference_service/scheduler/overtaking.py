@@ -10,7 +10,7 @@ from inference_service.scheduler.line import Line
 from inference_service.scheduler.session import Step
 
 
-class Patience:
+class Overtaking:
     """Watches the step of a line that has been overtaken longest."""
 
     def __init__(self, line: Line, max_overtaken_s: float) -> None:
