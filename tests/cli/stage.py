@@ -177,6 +177,7 @@ class CommandLine:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            preexec_fn=_heed_ctrl_c,
         )
         assert process.stdin is not None
         process.stdin.write(stdin)
@@ -202,3 +203,8 @@ class CommandLine:
         """Kill what still runs."""
         for program in self._programs:
             await program.close()
+
+
+def _heed_ctrl_c() -> None:
+    """Undo what a shell does to programs in its background: they ignore Ctrl-C, children too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

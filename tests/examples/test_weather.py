@@ -132,7 +132,7 @@ def test_another_program_on_the_port_is_not_taken_for_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+    command = [sys.executable, "-u", "-m", "http.server", str(port), "--bind", "127.0.0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as other:
         try:
             assert other.stdout is not None
