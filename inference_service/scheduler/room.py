@@ -87,19 +87,20 @@ class Room:
         goes if it can be kept. Cold work goes, and takes its room back, while less of it runs than
         the plan leaves room for.
         """
-        session = step.session
+        session, short = step.session, self._short(step)
         if is_due:
-            return self._make_room(step, now, after=None, of_all=True)
+            return self._make_room(short, session, now, after=None, of_all=True)
         if session.admitted is not None:
-            if self._make_room(step, now, after=session.admitted):
+            if self._make_room(short, session, now, after=session.admitted):
                 return True
-        elif self._short(step) <= 0 and self._can_be_kept(session):
+        elif short <= 0 and self._can_be_kept(session):
             return True
         else:
             cold_sessions = self._admission.admitted - len(self._leases)
             if cold_sessions >= self._admission.cold_supply:
                 return False
-        return self._cold_steps < self._admission.cold and self._make_room(step, now, after=None)
+        has_cold_room = self._cold_steps < self._admission.cold
+        return has_cold_room and self._make_room(short, session, now, after=None)
 
     def worth_yielding(self, steps: Iterable[Step], now: float) -> Step | None:
         """Return the first step that should run in an idle engine, whatever must give way to it.
@@ -159,14 +160,12 @@ class Room:
         return self.size(step)[0] - (self.watermark - self.working_set)
 
     def _make_room(
-        self, step: Step, now: float, after: int | None, *, of_all: bool = False
+        self, short: int, session: Session, now: float, after: int | None, *, of_all: bool = False
     ) -> bool:
-        short = self._short(step)
+        """Let leases give way for a session that `short` blocks are missing for."""
         if short <= 0:
             return True
-        found = self._leases.to_yield(
-            short, now, for_session=step.session, after=after, of_all=of_all
-        )
+        found = self._leases.to_yield(short, now, for_session=session, after=after, of_all=of_all)
         if found is None:
             return False
         self._give_way(found)

@@ -34,7 +34,8 @@ MUTANTS = {
     ),
     "a due step waits for leases": Mutant(
         "room.py",
-        "if is_due:\n            return self._make_room(step, now, after=None, of_all=True)",
+        "if is_due:\n"
+        "            return self._make_room(short, session, now, after=None, of_all=True)",
         "if False:\n            return False",
         "test_ready_cohort.py",
     ),
