@@ -17,7 +17,7 @@ from typing import Any
 from bench.world.metric import Metrics, Tally
 from bench.world.plan import NEVER_S, SessionPlan
 from bench.world.session import Place, Session
-from bench.world.world import RETRY_S, TOUCH_PRIORITY, PolicyFactory, WithPriority
+from bench.world.world import RETRY_S, PolicyFactory, WithPriority
 from inference_service.engine.protocol import Engine, EngineOutput, EngineRequest
 from inference_service.scheduler.decision import (
     Abort,
@@ -39,6 +39,7 @@ from inference_service.scheduler.event import (
     StepReady,
     TouchDone,
 )
+from inference_service.touch_request import TOUCH_PRIORITY
 
 IDLE_POLL_S = 0.02
 

@@ -45,11 +45,11 @@ from inference_service.scheduler.event import (
     TouchDone,
 )
 from inference_service.scheduler.protocol import Scheduler
+from inference_service.touch_request import TOUCH_PRIORITY
 
 PolicyFactory = Callable[[CapacityChanged], Scheduler]
 
 RETRY_S = 1.0
-TOUCH_PRIORITY = 1_000_000
 MAX_WAKES = 100_000
 """Wakes in a row with nothing else to come: then the run counts as stalled."""
 
