@@ -25,19 +25,29 @@ class Said:
 
 def said_since(log: Path, offset: int) -> Said | None:
     """Return the last `error:` line, with its hint, that was written to `log` after `offset`."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(min(offset, size), size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except FileNotFoundError:
-        return None
+    lines = _lines_since(log, offset)
     for place in range(len(lines) - 1, -1, -1):
         if lines[place].startswith("error: "):
             after = lines[place + 1] if place + 1 < len(lines) else ""
             hint = after.removeprefix("hint: ") if after.startswith("hint: ") else ""
             return Said(lines[place].removeprefix("error: "), hint)
     return None
+
+
+def last_line_since(log: Path, offset: int) -> str:
+    """Return the last line that is not blank of what was written after `offset`; else ""."""
+    lines = [line.strip() for line in _lines_since(log, offset)]
+    return next((line for line in reversed(lines) if line), "")
+
+
+def _lines_since(log: Path, offset: int) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(min(offset, size), size - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
 
 
 def size_of(log: Path) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from contracts.error import UnavailableError
-from muster.stack.log_file import said_since, size_of
+from muster.stack.log_file import last_line_since, said_since, size_of
 from muster.stack.process import ChildProcess, Command, describe_status
 
 POLL_INTERVAL_S = 0.1
@@ -47,8 +47,8 @@ class Part(Protocol):
 async def start_part(part: Part, log: Path, timeout_s: float) -> ChildProcess:
     """Start a part and wait until it is healthy.
 
-    Raises UnavailableError if it ends first (with the error it reported, if it did), or is not
-    healthy after `timeout_s` seconds; it does not run then.
+    Raises UnavailableError if it ends first (with the error it reported, or what it said last), or
+    is not healthy after `timeout_s` seconds; it does not run then.
     """
     await part.prepare()
     offset = size_of(log)
@@ -58,10 +58,13 @@ async def start_part(part: Part, log: Path, timeout_s: float) -> ChildProcess:
     except UnavailableError as error:
         ended = child.returncode is not None
         await child.kill()
-        if ended and (said := said_since(log, offset)):
+        if not ended:
+            raise
+        if said := said_since(log, offset):
             hint = f"{said.hint} (log: {log})" if said.hint else f"see {log}"
             raise UnavailableError(f"{part.name}: {said.message}", hint=hint) from error
-        raise
+        last = last_line_since(log, offset) or "it said nothing"
+        raise UnavailableError(f"{error.message}: {last}", hint=error.hint) from error
     except BaseException:
         await child.kill()
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from inference_service.worker import WorkerSettings, fail_orphans, serve
 from muster.connection import connect, identity
 from muster.settings import Settings
 from muster.stack.namespace import check_namespace
+from muster.stack.port import bound_socket
 from muster.worker.lifecycle import stop_event
 from muster.worker.tools import database_url
 from store.context import ContextStore
@@ -37,6 +39,13 @@ log = logging.getLogger(__name__)
 async def main(settings: Settings) -> None:
     """Serve until SIGTERM. Raises UnavailableError when the engine dies: start it anew."""
     stop = stop_event()
+    with bound_socket(
+        settings.inference_host, settings.inference_port, "MUSTER_INFERENCE_PORT"
+    ) as http:
+        await _serve(settings, stop, http)
+
+
+async def _serve(settings: Settings, stop: asyncio.Event, http: socket.socket) -> None:
     client = await connect(settings, role="inference")
     await check_namespace(client)
     database = Database(database_url(settings), pool_size=settings.database_pool_size)
@@ -55,7 +64,7 @@ async def main(settings: Settings) -> None:
             contexts=ContextStore(database),
             replica=settings.replica,
         )
-        async with _http(service, settings, capacity):
+        async with _http(service, settings, capacity, http):
             await serve(
                 client,
                 service,
@@ -141,16 +150,12 @@ def _worker_settings(settings: Settings) -> WorkerSettings:
 
 @contextlib.asynccontextmanager
 async def _http(
-    service: InferenceService, settings: Settings, capacity: EngineCapacity
+    service: InferenceService, settings: Settings, capacity: EngineCapacity, bound: socket.socket
 ) -> AsyncIterator[None]:
-    """Serve health and statistics on the loopback interface."""
+    """Serve health and statistics on the bound socket."""
     app = http_app(service, model=settings.served_model, capacity=capacity)
-    server = _Server(
-        uvicorn.Config(
-            app, host=settings.inference_host, port=settings.inference_port, log_config=None
-        )
-    )
-    serving = asyncio.create_task(server.serve())
+    server = _Server(uvicorn.Config(app, log_config=None))
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:
         yield
     finally:

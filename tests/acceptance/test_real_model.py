@@ -22,11 +22,14 @@ TALKER = AgentSpec(
     limits=Limits(max_turns=1),
 )
 
+ENDLESS = TALKER.model_copy(update={"sampling": Sampling(max_tokens=1500)})
+"""Still talking when a command of the shell has started and reached it, on a fast machine too."""
+
 
 async def test_cancelling_a_job_frees_the_engine(real_stage: Stage) -> None:
     stage = real_stage
     base = await stage.stats()
-    job_id = await stage.jobs.start(TALKER, "Tell me about the sea.", model=stage.model)
+    job_id = await stage.jobs.start(ENDLESS, "Tell me about the sea.", model=stage.model)
     await until(lambda: _is_generating(stage), timeout_s=60)
     done = await asyncio.to_thread(stage.muster.run, "cancel", job_id, "--wait", "--json")
     await until(lambda: _is_idle(stage), timeout_s=60)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from contracts.error import BadInputError
 from muster.settings import Settings, load_settings
-from muster.stack.log_file import bound, said_since
-from muster.stack.port import check_ports, free_port
+from muster.stack.log_file import bound, last_line_since, said_since
+from muster.stack.port import UNASSIGNED, bound_socket, check_ports, free_port
 from muster.stack.state import (
     PartRecord,
     PartState,
@@ -139,16 +141,35 @@ def test_free_ports_pass_the_check() -> None:
     check_ports({"temporal_port": free_port()})
 
 
+def test_a_free_port_is_not_one_of_those_for_outgoing_connections() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert free_port() < UNASSIGNED[1] <= listener.getsockname()[1]
+
+
+def test_a_port_is_held_from_its_binding_on_and_its_holder_is_named() -> None:
+    port = free_port()
+    with bound_socket("127.0.0.1", port, "MUSTER_INFERENCE_PORT") as bound:
+        bound.listen()
+        with pytest.raises(
+            BadInputError, match=f"^port {port} is taken by .*pid {os.getpid()}"
+        ) as caught:
+            bound_socket("127.0.0.1", port, "MUSTER_INFERENCE_PORT")
+    assert "MUSTER_INFERENCE_PORT" in caught.value.hint
+
+
 def test_log_is_bounded_and_its_last_error_is_found(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
     log.write_text("error: old\n" + "x" * 100)
     offset = log.stat().st_size
     assert said_since(log, offset) is None
+    assert last_line_since(log, offset) == ""
     with log.open("a") as file:
         file.write("\nerror: first\nhint: h1\nnoise\nerror: second\nhint: h2\n")
     said = said_since(log, offset)
     assert said is not None
     assert (said.message, said.hint) == ("second", "h2")
+    assert last_line_since(log, offset) == "hint: h2"
     bound(tmp_path, max_bytes=50)
     assert log.stat().st_size == 0
     assert (tmp_path / "part.log.1").read_text().startswith("error: old")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -101,8 +102,8 @@ def test_taken_port_is_named_with_its_holder_before_anything_starts(muster: Comm
             done = muster.run(*arguments, "--only", "temporal,postgres")
             assert done.returncode == 1
             error, hint = done.stderr.splitlines()
-            assert error.startswith(f"error: port {muster.temporal_port} is taken by python")
-            assert "(pid " in error
+            assert error.startswith(f"error: port {muster.temporal_port} is taken by ")
+            assert f"(pid {os.getpid()}, " in error
             assert hint.startswith("hint: ")
             assert "MUSTER_TEMPORAL_PORT" in hint
     assert not (muster.data_dir / "postgres").exists()
@@ -131,6 +132,18 @@ def test_part_that_cannot_start_fails_up_with_its_own_error(muster: CommandLine)
     )
     assert "muster up" in hint
     assert muster.run("status").returncode == 1
+
+
+def test_part_that_ends_without_an_error_of_ours_tells_what_it_said_last(
+    muster: CommandLine,
+) -> None:
+    (muster.data_dir / "temporal" / "temporal.db").mkdir(parents=True)
+    done = muster.run("up", "--detach", "--only", "temporal")
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: temporal ended with status 1 while it started: ")
+    assert "temporal.db" in error or "unable to open database" in error
+    assert "temporal.log" in hint
 
 
 def test_external_server_that_does_not_answer_is_one_clear_error(muster: CommandLine) -> None:
