@@ -7,7 +7,7 @@ raises `IllegalEventError` before anything has changed.
 from __future__ import annotations
 
 import math
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from inference_service.scheduler.admission import Admission
 from inference_service.scheduler.decision import Abort, Decision, Reject, Shed
@@ -108,6 +108,8 @@ class Places:
             raise IllegalEventError(f"step {ready.step_id!r} is here already")
         if any(isinstance(d, Reject | Shed) and d.step_id == ready.step_id for d in self.due):
             raise IllegalEventError(f"step {ready.step_id!r} is refused already")
+        if any(above.end > below.end for above, below in pairwise(ready.path)):
+            raise IllegalEventError(f"step {ready.step_id!r}: its path shrinks: {ready.path}")
         session = self.sessions.get(ready.session)
         if session and session.state in (State.READY, State.RUNNING):
             raise IllegalEventError(f"session {ready.session!r} has a step here already")
@@ -188,6 +190,7 @@ class Places:
         self.admission.step_finished(session)
         if session.holds:
             self.leases.hold(session)
+            self.leases.away(session)  # by tools that are told next, or by nothing that is told
             self.admission.keep(session)
         hanging = takewhile(lambda s: now - s.away_since > LOSS_WINDOW_S, self.away.values())
         going = len(self.sessions) - sum(1 for _ in hanging)

@@ -25,6 +25,9 @@ MIN_PREWARMS = 5
 MIN_HIT_SHARE = 0.5
 """After so many prewarms for a tool, fewer hits than this end them."""
 
+MAX_RECORDS = 1_024
+"""Tools of which it is known how prewarms went; the first known is forgotten first."""
+
 WORTHWHILE_BLOCKS = 2
 """What is missing of a session for a prewarm to be worth a request."""
 
@@ -50,7 +53,8 @@ class Touches:
         self._is_prewarm = False
         self._uncomputed = 0
         self._records: dict[str, _Record] = {}
-        self._refreshes = self._refresh_tokens = self._prewarm_tokens = 0
+        self._refreshes = self._refresh_tokens = 0
+        self._prewarms = self._prewarm_tokens = self._prewarm_hits = 0
 
     def refresh(
         self, sessions: dict[str, Session], for_session: Session, num_blocks: int
@@ -79,7 +83,7 @@ class Touches:
             tokens = self._whole_tokens(session) + 1
             if blocks < WORTHWHILE_BLOCKS or blocks >= room:
                 continue
-            if not self._records.setdefault(session.gap_key, _Record()).pays:
+            if not self._record(session.gap_key).pays:
                 continue
             takes_s = self._rate.prefill_s(blocks * self._kv.block_size)
             waited_s = now - session.away_since
@@ -87,7 +91,8 @@ class Touches:
             if soon < MIN_HIT_SHARE or any(self._kv.at_risk(blocks + 1, session.chain)):
                 continue
             self._begin(session, blocks * self._kv.block_size + 1, is_prewarm=True)
-            self._records[session.gap_key].prewarms += 1
+            self._record(session.gap_key).prewarms += 1
+            self._prewarms += 1
             self._prewarm_tokens += self._uncomputed
             session.prewarmed_tokens = tokens - 1
             return Prewarm(session.id, tokens)
@@ -112,8 +117,9 @@ class Touches:
     def came_back(self, session: Session, cached_tokens: int) -> None:
         """Note what a prewarmed session's next step found cached."""
         if session.prewarmed_tokens:
-            record = self._records.setdefault(session.gap_key, _Record())
-            record.hits += cached_tokens >= session.prewarmed_tokens
+            is_hit = cached_tokens >= session.prewarmed_tokens
+            self._record(session.gap_key).hits += is_hit
+            self._prewarm_hits += is_hit
             session.prewarmed_tokens = 0
 
     def lost(self) -> None:
@@ -124,14 +130,18 @@ class Touches:
 
     def view(self) -> OverheadView:
         """Return what touches have cost and brought."""
-        records = self._records.values()
         return OverheadView(
             refreshes=self._refreshes,
             refresh_tokens=self._refresh_tokens,
-            prewarms=sum(record.prewarms for record in records),
+            prewarms=self._prewarms,
             prewarm_tokens=self._prewarm_tokens,
-            prewarm_hits=sum(record.hits for record in records),
+            prewarm_hits=self._prewarm_hits,
         )
+
+    def _record(self, key: str) -> _Record:
+        if key not in self._records and len(self._records) == MAX_RECORDS:
+            del self._records[next(iter(self._records))]
+        return self._records.setdefault(key, _Record())
 
     def _whole_tokens(self, session: Session) -> int:
         """Return the tokens of a context's whole blocks, at least one token left over."""

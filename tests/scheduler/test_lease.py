@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from inference_service.scheduler.decision import Prewarm
-from inference_service.scheduler.event import FirstToken, KVEvicted, SessionEnded, TouchDone
+from inference_service.scheduler.event import (
+    FirstToken,
+    KVEvicted,
+    Node,
+    SessionEnded,
+    StepFinished,
+    TouchDone,
+)
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.touch import MIN_PREWARMS
 from tests.scheduler.life import Life
@@ -73,6 +80,17 @@ def test_lease_of_a_session_that_will_hardly_return_ends() -> None:
     life.schedule()
     assert kept(life) == set()
     assert life.scheduler.view(life.now).working_set == 0
+
+
+def test_lease_of_a_session_of_which_no_more_is_told_ends() -> None:
+    life = new_life(KEEP)
+    life.tell(new_step("silent", 500))
+    life.tell(FirstToken("silent/0", 0))
+    life.tell(StepFinished("silent/0", Node("silent/0", 508)))
+    assert kept(life) == {"silent"}
+    life.now += 86_400.0
+    life.schedule()
+    assert kept(life) == set()
 
 
 def test_session_that_lost_its_lease_goes_on_all_the_same() -> None:

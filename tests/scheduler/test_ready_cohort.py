@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from inference_service.scheduler.event import (
     EngineLost,
     FanOut,
     GroupResolved,
+    Node,
     StepCancelled,
     StepFailed,
     StepFinished,
@@ -273,6 +275,15 @@ def test_time_that_runs_back_is_refused() -> None:
     with pytest.raises(IllegalEventError, match="time ran back"):
         life.scheduler.receive(new_step("b", 50), 9.0)
     assert life.scheduler.counts() == (0, 1)
+
+
+def test_path_whose_ends_fall_is_refused_and_changes_nothing() -> None:
+    life = new_life()
+    before = snapshot(life.scheduler)
+    shrinking = (Node("opening", 50), Node("a/0", 40))
+    with pytest.raises(IllegalEventError, match="its path shrinks"):
+        life.scheduler.receive(replace(new_step("a", 60), path=shrinking), life.now)
+    assert snapshot(life.scheduler) == before
 
 
 def test_new_work_is_refused_with_a_delay_beyond_the_queue_limit() -> None:
