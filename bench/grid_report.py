@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.journal import Figures, Key
+from bench.plot import panels
 from bench.policy import is_fixed
 from bench.world.metric import geometric_mean, mean
 
@@ -147,31 +148,24 @@ def print_verdict(runs: Runs) -> None:
 
 def save_plot(runs: Runs, path: Path) -> None:
     """Draw each cell's mean JCT over that of its best fixed policy."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     cells, seeds, present = cells_of(runs), judge_seeds(runs), policies_of(runs)
     best = {cell: best_fixed(runs, cell, choose_seeds(runs)) for cell in cells}
-    shown, axes = pyplot.subplots(figsize=(8, 1 + 0.22 * len(cells)), layout="constrained")
-    for name, mark in (("plain", "x"), ("priority", "+"), ("muster", "o"), ("bound", "|")):
-        if name in present:
-            ratios = [
-                figure(runs, cell, name, "jct_mean_s", seeds)
-                / figure(runs, cell, best[cell], "jct_mean_s", seeds)
-                for cell in cells
-            ]
-            axes.plot(ratios, range(len(cells)), mark, label=name)
-    axes.axvline(1.0, color="grey", linewidth=1)
-    axes.axvline(MAX_JCT, color="grey", linewidth=1, linestyle=":")
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(cells)), [f"{cell} ({best[cell]})" for cell in cells], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel("mean JCT over that of the cell's best fixed policy (in brackets)")
-    axes.legend()
-    shown.savefig(path, dpi=120)
-    pyplot.close(shown)
+    with panels(path, 1, width=8, height=1 + 0.22 * len(cells)) as (axes,):
+        for name, mark in (("plain", "x"), ("priority", "+"), ("muster", "o"), ("bound", "|")):
+            if name in present:
+                ratios = [
+                    figure(runs, cell, name, "jct_mean_s", seeds)
+                    / figure(runs, cell, best[cell], "jct_mean_s", seeds)
+                    for cell in cells
+                ]
+                axes.plot(ratios, range(len(cells)), mark, label=name)
+        axes.axvline(1.0, color="grey", linewidth=1)
+        axes.axvline(MAX_JCT, color="grey", linewidth=1, linestyle=":")
+        axes.set_xscale("log")
+        axes.set_yticks(range(len(cells)), [f"{c} ({best[c]})" for c in cells], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_xlabel("mean JCT over that of the cell's best fixed policy (in brackets)")
+        axes.legend()
 
 
 def _cell(value: float) -> str:

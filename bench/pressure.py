@@ -27,6 +27,7 @@ from bench.grid_report import best_fixed, cells_of, policies_of
 from bench.journal import Figures, Journal, Key
 from bench.live import LiveLoop
 from bench.live_engine import live_engine
+from bench.plot import save_bars
 from bench.policy import named_policy
 from bench.workload import Cell, make_plans, unlimited
 from bench.world.engine import EngineModel
@@ -154,31 +155,6 @@ def _ratios(rows: dict[str, dict[str, float]]) -> list[str]:
     return [*found, f"hit {muster['prefix_hit'] / muster['attainable_hit']:.2f} of attainable"]
 
 
-def save_plot(runs: dict[Key, Figures], path: Path) -> None:
-    """Draw the median mean JCT and makespan of each policy, a panel per cell."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    cells = cells_of(runs)
-    shown, panels = pyplot.subplots(
-        1, len(cells), figsize=(6 * len(cells), 4), layout="constrained", squeeze=False
-    )
-    for cell, axes in zip(cells, panels[0], strict=True):
-        names = list(dict.fromkeys(policy for c, policy, _ in runs if c == cell))
-        rows = [medians(runs, cell, name) for name in names]
-        for offset, key in ((-0.2, "jct_mean_s"), (0.2, "makespan_s")):
-            places = [place + offset for place in range(len(names))]
-            axes.barh(places, [row[key] for row in rows], height=0.4, label=key)
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        axes.set_title(cell)
-        axes.legend()
-    shown.savefig(path, dpi=120)
-    pyplot.close(shown)
-
-
 def main() -> None:
     """Run what is missing and print the report."""
     given = _arguments()
@@ -195,7 +171,7 @@ def main() -> None:
     runs = {key: journal.runs[key] for key in wanted}
     print_report(runs)
     if given.plot:
-        save_plot(runs, given.plot)
+        save_bars(runs, given.plot)
 
 
 def _arguments() -> argparse.Namespace:

@@ -27,6 +27,7 @@ from bench.grid_report import print_cells
 from bench.journal import Journal, Key
 from bench.live import LiveLoop
 from bench.live_engine import live_engine
+from bench.plot import save_bars
 from bench.policy import Plain, named_policy
 from bench.workload import unlimited
 from bench.world.engine import EngineModel
@@ -171,7 +172,10 @@ def main() -> None:
             else:
                 metrics = asyncio.run(run_live(plans, policy, model, given.data_dir))
             journal.add(key, metrics.as_dict())
-    print_cells({key: journal.runs[key] for key in wanted}, every=True)
+    runs = {key: journal.runs[key] for key in wanted}
+    print_cells(runs, every=True)
+    if given.plot:
+        save_bars(runs, given.plot)
 
 
 def _arguments() -> argparse.Namespace:
@@ -191,6 +195,7 @@ def _arguments() -> argparse.Namespace:
     add("--seeds", nargs="+", type=int, default=(1, 2, 3))
     add("--again", nargs="*", default=(), metavar="POLICY", help="forget runs of these policies")
     add("--json", type=Path, help="keep each run here, and take up from here")
+    add("--plot", type=Path, help="an image file (needs the `bench` extra)")
     return parser.parse_args()
 
 

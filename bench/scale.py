@@ -1,6 +1,6 @@
 """What the scheduler costs as sessions grow ten- and a hundredfold, and over many replicas.
 
-`python -m bench.scale [--json FILE] [--policy muster]` measures, in the simulated world:
+`python -m bench.scale [--json FILE] [--plot FILE]` measures, in the simulated world:
 
 - CPU time per scheduler event, receive and schedule together, with 100, 1,000 and 10,000 live
   sessions. The cache grows with them (pressure 2), a session that ends is followed by another, the
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.plot import panels
 from bench.policy import named_policy
 from bench.workload import TOOLS
 from bench.world.engine import EngineModel
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--replicas", nargs="*", type=int, default=[1, 4, 16, 64])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="an image file (needs the `bench` extra)")
     given = parser.parse_args()
     figures: dict[str, Any] = {"policy": given.policy, "cost": [], "replicas": []}
     for sessions in given.sessions:
@@ -212,6 +214,26 @@ def main() -> None:
         _print("replicas", figures["replicas"][-1])
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if given.plot:
+        save_plot(figures, given.plot)
+
+
+def save_plot(figures: dict[str, Any], path: Path) -> None:
+    """Draw the cost per event over the sessions, and the steps per second over the replicas."""
+    with panels(path, 2) as (costs, rates):
+        sessions = [row["sessions"] for row in figures["cost"]]
+        for key in ("mean_us", "p50_us", "p99_us"):
+            costs.plot(sessions, [row[key] for row in figures["cost"]], "o-", label=key)
+        costs.set_xlabel("live sessions")
+        costs.set_ylabel("microseconds per event")
+        costs.legend()
+        counts = [row["replicas"] for row in figures["replicas"]]
+        rates.plot(counts, [row["steps_per_s"] for row in figures["replicas"]], "o-")
+        rates.set_xlabel("replicas")
+        rates.set_ylabel("steps per virtual second")
+        for axes in (costs, rates):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
 
 
 def _print(title: str, row: dict[str, Any]) -> None:
