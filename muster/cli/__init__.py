@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -26,6 +27,20 @@ COMMANDS = (
 """In the order that `muster --help` shows them."""
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"muster {version('muster')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+    ),
+]
+
+
 def build_app() -> typer.Typer:
     """Return the app with every command on it."""
     app = typer.Typer(
@@ -37,7 +52,9 @@ def build_app() -> typer.Typer:
     )
 
     @app.callback()
-    def before_command(context: typer.Context, data_dir: DataDir = None) -> None:
+    def before_command(
+        context: typer.Context, data_dir: DataDir = None, show_version: Version = False
+    ) -> None:
         if data_dir is not None:
             os.environ["MUSTER_DATA_DIR"] = str(data_dir)
         if context.invoked_subcommand != worker.worker.__name__:  # which names its own role

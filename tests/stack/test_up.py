@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from importlib.metadata import version
 from pathlib import Path
 
 from muster.stack.port import free_port
@@ -68,6 +69,11 @@ def test_down_and_status_of_a_stack_that_is_down(muster: CommandLine) -> None:
         "inference": None,
         "cohorts": None,
     }
+
+
+def test_version_is_the_package_s(muster: CommandLine) -> None:
+    done = muster.run("--version")
+    assert (done.returncode, done.stdout) == (0, f"muster {version('muster')}\n")
 
 
 def test_ctrl_c_in_the_foreground_stops_everything(muster: CommandLine) -> None:
