@@ -92,13 +92,23 @@ class Sampling(Frozen):
 
 
 class Limits(Frozen):
-    """What one job may use before it is stopped, with a reason, instead of going on."""
+    """What one job may use. At a limit it makes one more LLM step, for a last answer, and stops.
 
-    max_turns: int = Field(16, ge=1, le=1_000)
+    That step comes on top of the limits; wall time alone is kept back for it.
+    """
+
+    max_turns: int = Field(16, ge=1, le=10_000)
     max_tokens: int = Field(100_000, ge=1)
     """Prompt tokens not served from cache, plus generated tokens, over the whole job."""
     max_tool_calls: int = Field(64, ge=0, le=10_000)
     max_wall_time: Duration = timedelta(hours=24)
+    max_llm_steps: int | None = Field(None, ge=1)
+    """LLM steps that returned, those of sub-agents included."""
+    max_engine_time: Duration | None = None
+    """Time of its steps in the engine (prefill and decode): on a GPU, GPU seconds, shared with the
+    steps that were batched with them."""
+    last_answer_tokens: int = Field(256, ge=0, le=32_768)
+    """Output of the last answer; 0 stops the job at a limit without one."""
 
 
 class AgentSpec(Frozen):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import AwareDatetime, Field
 
 from contracts.agent import AgentSpec
+from contracts.limit import MAX_MESSAGE_ID_CHARS
 from contracts.llm_step import Usage
 from contracts.message import ContextRef, Frozen
 
@@ -47,10 +48,15 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"
     MAX_TOOL_CALLS = "max_tool_calls"
     MAX_WALL_TIME = "max_wall_time"
+    MAX_LLM_STEPS = "max_llm_steps"
+    MAX_ENGINE_TIME = "max_engine_time"
 
 
 class AgentJobResult(Frozen):
-    """Result of `AgentWorkflow`; `answer` is None when a limit stopped the job before one."""
+    """Result of `AgentWorkflow`.
+
+    When a limit stopped the job, `answer` is the last answer it gave then; None if it gave none.
+    """
 
     answer: str | None
     stop_reason: StopReason
@@ -58,6 +64,23 @@ class AgentJobResult(Frozen):
     llm_steps: int
     tool_calls: int
     usage: Usage
+
+
+class JobMessage(Frozen):
+    """What a person or program says to a running job; the `message` update's input.
+
+    The sender chooses `id`: a message that is sent again under its id is delivered once.
+    """
+
+    id: str = Field(min_length=1, max_length=MAX_MESSAGE_ID_CHARS)
+    text: str = Field(min_length=1)
+
+
+class MessageReceipt(Frozen):
+    """Answer of the `message` update: the job has it; `is_new` is False if it had it already."""
+
+    id: str
+    is_new: bool
 
 
 class JobProgress(Frozen):

@@ -3,6 +3,22 @@
 MAX_INPUT_BYTES = 1_000_000
 """A job's input text. Temporal refuses payloads over 2 MB, and the agent needs room too."""
 
+MAX_AGENT_BYTES = 300_000
+"""An agent as JSON. A job that rolls over hands on its agent, what an LLM step appends, its inbox
+and its counts in one Temporal payload."""
+
+MAX_APPEND_BYTES = 1_400_000
+"""Messages that one LLM step appends, as JSON."""
+
+MAX_MESSAGE_BYTES = 64_000
+"""One message to a running job, as JSON."""
+
+MAX_INBOX_BYTES = 128_000
+"""Messages that wait for a job's next turn, together, as JSON."""
+
+MAX_MESSAGE_ID_CHARS = 64
+"""Id of a message, which its sender chooses; a job remembers many."""
+
 MAX_AGENT_FILE_BYTES = 256_000
 """An agent's YAML file, instructions and few-shot examples included."""
 

@@ -1,4 +1,4 @@
-"""Names that both sides of Temporal share: task queues, activities, search attributes."""
+"""Names that both sides of Temporal share: task queues, activities, updates, search attributes."""
 
 AGENTS_QUEUE = "agents"
 TOOLS_QUEUE = "tools"
@@ -11,6 +11,7 @@ SESSION_HINT = "session_hint"
 CALL_TOOL = "call_tool"
 
 PROGRESS_QUERY = "progress"
+MESSAGE_UPDATE = "message"
 
 SEARCH_AGENT = "MusterAgent"
 SEARCH_TENANT = "MusterTenant"

@@ -27,7 +27,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.agent import AgentSpec
 from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
-from contracts.job import AgentJobInput, AgentJobResult, JobProgress, JobStatus
+from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, JobStatus
 from contracts.llm_step import Usage
 from contracts.name import (
     AGENT_WORKFLOW,
@@ -37,6 +37,7 @@ from contracts.name import (
 from muster.job_error import AWAY, explained, refusal
 from muster.job_id import check_job_id, new_job_id
 from muster.job_input import check_input
+from muster.job_message import send_message
 from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
 from muster.job_view import doing
 from muster.report import JobReport, build_report
@@ -183,6 +184,13 @@ class Jobs:
             closed.result()
         finally:
             closed.cancel()
+
+    async def send(self, job_id: str, message: JobMessage) -> bool:
+        """Send a message to a running job, which reads it at its next turn.
+
+        One that is sent again under its id is read once; False says that it was there already.
+        """
+        return await send_message(self._handle(job_id), message)
 
     async def cancel(self, job_id: str) -> None:
         """Ask a job to cancel itself; raises `BadInputError` if it has ended some other way."""

@@ -24,25 +24,25 @@ def read_input(argument: str, stdin: BinaryIO) -> str:
     return check_input(argument)
 
 
-def check_input(text: str) -> str:
-    """Return `text` if a job can take it as its input; raises what `read_input` raises."""
+def check_input(text: str, what: str = "input") -> str:
+    """Return `text` if a job can read it, as its `what`; raises what `read_input` raises."""
     surrogate = next((at for at, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
     if surrogate is not None:
         raise BadInputError(
-            f"the input is not valid Unicode at character {surrogate + 1:,}: {text[surrogate]!r}",
+            f"the {what} is not valid Unicode at character {surrogate + 1:,}: {text[surrogate]!r}",
             hint="give it as UTF-8 text",
         )
     size = len(text.encode())
     if size > MAX_INPUT_BYTES:
-        raise LimitExceededError("the input", size, MAX_INPUT_BYTES, "bytes", hint=_TOO_LONG_HINT)
+        raise LimitExceededError(f"the {what}", size, MAX_INPUT_BYTES, "bytes", hint=_TOO_LONG_HINT)
     if not text.strip():
         raise BadInputError(
-            "the input is empty", hint="say what the agent shall do, or name a file with @FILE"
+            f"the {what} is empty", hint="say what the agent shall do, or name a file with @FILE"
         )
     if "\0" in text:
         raise BadInputError(
-            f"the input has a NUL character at character {text.index(chr(0)) + 1:,}",
-            hint="the input is text; binary files are for tools to read",
+            f"the {what} has a NUL character at character {text.index(chr(0)) + 1:,}",
+            hint=f"the {what} is text; binary files are for tools to read",
         )
     return text
 

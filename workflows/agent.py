@@ -2,17 +2,21 @@
 
 Life of a job:
 1. Check the input; `open_job` stores the opening conversation and pins the toolset.
-2. A turn begins if no limit forbids it: `offer` says what the model may do.
+2. A turn begins if no limit forbids it: `offer` says what the model may do. Messages that were sent
+   to the job meanwhile are read now.
 3. `llm_step` gets the stored conversation (`base`) and the messages not stored yet (`append`);
    when it has finished, it has stored both and the assistant message.
-4. A message without tool calls is the answer: the job is done.
+4. A message without tool calls is the answer: the job is done, unless a message waits.
 5. Otherwise its calls are made in parallel. Their tool messages, one for each call and in the
    order of the calls, are the next step's `append`; go on at 2.
 
-A limit ends the job with a result that names it; a failure for good fails the job with a typed
-error. On cancellation whatever runs is cancelled and awaited, so that its usage is counted. Where
-the inference service cannot see that the conversation has ended, it is told, so that it gives up
-what it keeps for it.
+At a limit the model is asked for a last answer, and the job ends with a result that names the
+limit; a failure for good fails the job with a typed error. On cancellation whatever runs is
+cancelled and awaited, so that its usage is counted. Where the inference service cannot see that the
+conversation has ended, it is told, so that it gives up what it keeps for it.
+
+When the history grows long, the job rolls over: nothing new is scheduled, and when nothing runs it
+continues as new, with its state; also in the middle of a turn.
 """
 
 from __future__ import annotations
@@ -32,17 +36,19 @@ from temporalio.exceptions import (
 )
 
 with workflow.unsafe.imports_passed_through():
-    from contracts.agent import OnFailure, ToolRef
+    from contracts.agent import Sampling
     from contracts.error import MusterError
     from contracts.job import (
-        AgentJobInput,
         AgentJobResult,
+        JobMessage,
         JobProgress,
         JobStatus,
+        MessageReceipt,
         OpenJobInput,
         OpenJobResult,
         StopReason,
     )
+    from contracts.limit import MAX_APPEND_BYTES
     from contracts.llm_step import (
         Hints,
         LLMStepInput,
@@ -55,24 +61,32 @@ with workflow.unsafe.imports_passed_through():
     from contracts.message import Message, Role, ToolCall
     from contracts.name import (
         AGENT_WORKFLOW,
-        CALL_TOOL,
         LLM_STEP,
+        MESSAGE_UPDATE,
         OPEN_JOB,
         PROGRESS_QUERY,
         SEARCH_STATE,
         SESSION_HINT,
     )
-    from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
     from workflows import failure, limit, option, text, turn
-    from workflows.failure import OutOfTimeError
-    from workflows.offer import offer
-    from workflows.state import JobState
+    from workflows.failure import LimitReachedError, OutOfTimeError
+    from workflows.offer import held_back_by, offer
+    from workflows.state import AgentRunInput, JobState
+    from workflows.tool_call import ToolCaller
 
-MAX_RESCHEDULES = 3
-"""How often a tool call that lost its worker in every attempt is scheduled again."""
+MAX_HISTORY_EVENTS = 10_000
+MAX_HISTORY_BYTES = 20_000_000
+"""A job rolls over here where the server does not suggest it earlier (4,096 events, 4 MB); it ends
+a workflow at five times the events and two and a half times the bytes."""
 
 _HINTS = "session-hint"
 """Patch: jobs of before it end without a hint."""
+
+_ROLL_OVER = "roll-over"
+"""Patch: jobs of before it stay in one run."""
+
+_LAST_ANSWER = "last-answer"
+"""Patch: jobs of before it stop at a limit without a last answer, and keep no time back for it."""
 
 _STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
 
@@ -82,30 +96,43 @@ class AgentWorkflow:
     """One job of one agent; the workflow id is the job id."""
 
     @workflow.init
-    def __init__(self, job: AgentJobInput) -> None:
+    def __init__(self, job: AgentRunInput) -> None:
         info = workflow.info()
+        branch, carried = info.run_id.rpartition("-")[2], job.carried
         self._job = job
         self._agent = job.agent
-        self._state = JobState(
-            branch=info.run_id.rpartition("-")[2],
-            deadline=info.workflow_start_time + job.agent.limits.max_wall_time,
+        self._is_new = carried is None
+        self._is_ending = False
+        self._state = (
+            carried.model_copy(update={"branch": branch})
+            if carried
+            else JobState(
+                branch=branch,
+                deadline=info.workflow_start_time + job.agent.limits.max_wall_time,
+            )
+        )
+        self._tools = ToolCaller(
+            job, self._state, time_left=self._time_left, is_rolling_over=self._is_rolling_over
         )
 
     @workflow.run
-    async def run(self, job: AgentJobInput) -> AgentJobResult:
+    async def run(self, job: AgentRunInput) -> AgentJobResult:
         """Run the job to its answer or to a limit.
 
         Fails with an `ApplicationError` whose type names the kind and whose first detail, if any,
         is a hint.
         """
-        self._enter(JobStatus.RUNNING, "opening the job")
+        if self._is_new:
+            self._enter(JobStatus.RUNNING, "opening the job")
         try:
             result = await self._converse()
         except (ActivityError, ApplicationError, MusterError, asyncio.CancelledError) as error:
+            self._is_ending = True
             is_asked = workflow.cancellation_reason() is not None
             if is_asked or not isinstance(error, asyncio.CancelledError):
                 await self._hint_end()
             self._end_badly(error)
+        self._is_ending = True
         if result.stop_reason is StopReason.ANSWERED:
             self._enter(JobStatus.COMPLETED, "answered")
         else:
@@ -118,22 +145,38 @@ class AgentWorkflow:
         """Return what the job is doing now."""
         return self._state.progress()
 
+    @workflow.update(name=MESSAGE_UPDATE)
+    def message(self, message: JobMessage) -> MessageReceipt:
+        """Take a message for the next turn; one that is sent again is taken once."""
+        return MessageReceipt(id=message.id, is_new=self._state.receive(message))
+
+    @message.validator
+    def _check_message(self, message: JobMessage) -> None:
+        try:
+            if self._is_ending or workflow.cancellation_reason() is not None:
+                raise failure.JobEndingError("the job is ending: it reads no message any more")
+            limit.check_message(message, self._state)
+        except MusterError as error:
+            raise failure.refusal(error) from error
+
     async def _converse(self) -> AgentJobResult:
         """Take turns until an answer or a limit."""
-        limit.check_input(workflow.info().workflow_id, self._job)
         try:
-            await self._open()
+            if self._is_new:
+                limit.check_input(workflow.info().workflow_id, self._job)
+                await self._open()
             while True:
-                stop = limit.reached(self._agent.limits, self._state, workflow.now())
-                result = self._state.result(stop) if stop else await self._turn()
-                if result:
-                    return result
-        except OutOfTimeError:
-            return self._state.result(StopReason.MAX_WALL_TIME)
+                if self._is_rolling_over():
+                    self._roll_over()
+                answer = await self._turn()
+                if answer is not None:
+                    return self._state.result(StopReason.ANSWERED, answer)
+        except LimitReachedError as reached:
+            return self._state.result(reached.stop_reason, await self._last_answer(reached))
 
     async def _open(self) -> None:
         """Store the opening conversation; the input itself waits for the first LLM step."""
-        remaining = self._remaining()
+        remaining = self._time_left()
         try:
             opened = await workflow.execute_activity(
                 OPEN_JOB,
@@ -153,19 +196,31 @@ class AgentWorkflow:
         self._state.toolset = opened.toolset
         self._state.pending = [Message(role=Role.USER, content=self._job.input)]
 
-    async def _turn(self) -> AgentJobResult | None:
-        """Take one turn: an LLM step, then its tool calls. Return the job's result if it ends."""
-        form = offer(self._agent, self._state)
-        message = await self._llm_step(form)
-        if message.tool_calls:
-            return await self._answer_calls(message.tool_calls, form)
-        if form.may_answer:
-            return self._state.result(StopReason.ANSWERED, message.content)
-        self._state.is_out = True
-        self._state.pending = [turn.answer_refused(form)]
+    async def _turn(self) -> str | None:
+        """Take one turn, or the rest of one that a roll-over has cut. Return the job's answer."""
+        state = self._state
+        if not state.calls:
+            if stop := limit.reached(self._agent.limits, state):
+                raise LimitReachedError(stop)
+            self._time_left()
+            state.read_inbox(MAX_APPEND_BYTES)
+            form = offer(self._agent, state)
+            message = await self._llm_step(form, self._agent.sampling)
+            if not message.tool_calls:
+                return self._take_answer(message, form)
+            self._plan_calls(message.tool_calls, form)
+        await self._answer_calls()
         return None
 
-    async def _llm_step(self, form: OutputForm) -> Message:
+    def _take_answer(self, message: Message, form: OutputForm) -> str | None:
+        """Return the answer if it ends the job: it was allowed, and nothing waits to be read."""
+        if not form.may_answer:
+            self._state.is_out = True
+            self._state.pending = [turn.answer_refused(form)]
+            return None
+        return None if self._state.inbox else message.content
+
+    async def _llm_step(self, form: OutputForm, sampling: Sampling) -> Message:
         """Make one LLM step and return the assistant message it committed."""
         state, number = self._state, self._state.next_step
         step = LLMStepInput(
@@ -176,7 +231,7 @@ class AgentWorkflow:
             append=tuple(state.pending),
             toolset=state.toolset,
             output=form,
-            sampling=self._agent.sampling,
+            sampling=sampling,
             hints=Hints(
                 priority=self._job.priority,
                 attained_s=state.attained_s,
@@ -186,7 +241,7 @@ class AgentWorkflow:
         )
         self._say(f"waiting for LLM step {number}")
         options = option.llm_step_options(
-            self._job, self._remaining(), is_first=state.llm_steps == 0
+            self._job, self._time_left(), is_first=state.llm_steps == 0
         )
         try:
             result = await workflow.execute_activity(
@@ -199,7 +254,8 @@ class AgentWorkflow:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            if self._is_out_of_time(error):
+            self._time_left()
+            if failure.ran_out_of_time(error):
                 raise OutOfTimeError from error
             state.is_out = False
             raise failure.step_failure(step.step_id, error) from error
@@ -218,84 +274,71 @@ class AgentWorkflow:
         self._state.advance(result.context)
         return result.message
 
-    async def _answer_calls(
-        self, calls: Sequence[ToolCall], form: OutputForm
-    ) -> AgentJobResult | None:
-        """Answer every call with one tool message; return a result if a limit forbids the calls."""
-        plan = turn.plan_calls(calls, form, self._agent, self._state)
-        makes = [item for item in plan if isinstance(item, turn.MakeCall)]
-        if self._state.tool_calls + len(makes) > self._agent.limits.max_tool_calls:
-            return self._state.result(StopReason.MAX_TOOL_CALLS)
-        for make in makes:
-            self._state.count_call(make.call.tool)
+    def _plan_calls(self, calls: Sequence[ToolCall], form: OutputForm) -> None:
+        """Open the calls of a message; raises `LimitReachedError` if a limit forbids them."""
+        state = self._state
+        state.calls = turn.plan_calls(calls, form, self._agent, state)
+        makes = [each for each in state.calls if each.answer is None]
+        if state.tool_calls + len(makes) > self._agent.limits.max_tool_calls:
+            raise LimitReachedError(StopReason.MAX_TOOL_CALLS)
+        for each in makes:
+            state.count_call(each.call.tool)
+
+    async def _answer_calls(self) -> None:
+        """Make the open calls; if all have an answer then, let the next step read them."""
+        state = self._state
+        makes = [each for each in state.calls if each.answer is None]
         if makes:
-            names = text.one_line(", ".join(make.call.tool for make in makes))
+            names = text.one_line(", ".join(each.call.tool for each in makes))
             self._say(f"calling {len(makes)} tool{'s' if len(makes) > 1 else ''}: {names}")
-        contents = iter(await self._call_all(makes))
-        self._state.pending = turn.fit(
-            [
-                turn.tool_message(
-                    item.call, next(contents) if isinstance(item, turn.MakeCall) else item.error
-                )
-                for item in plan
-            ]
+        await self._tools.make(makes)
+        if all(each.answer is not None for each in state.calls):
+            state.pending = turn.tool_messages(state.calls)
+            state.calls = []
+
+    async def _last_answer(self, reached: LimitReachedError) -> str | None:
+        """Ask the model for an answer with what it has; None if it cannot give one."""
+        state, limits = self._state, self._agent.limits
+        self._is_ending = True
+        if (
+            limits.last_answer_tokens == 0
+            or state.context is None
+            or held_back_by(self._agent.answer_after, state)
+            or not workflow.patched(_LAST_ANSWER)
+        ):
+            return None
+        stop = reached.stop_reason
+        if state.calls:
+            state.pending = turn.tool_messages(state.calls, missing=turn.limit_error(stop))
+            state.calls = []
+        state.read_inbox(MAX_APPEND_BYTES)
+        state.pending.append(turn.last_words(stop))
+        sampling = self._agent.sampling.model_copy(update={"max_tokens": limits.last_answer_tokens})
+        try:
+            return (await self._llm_step(OutputForm(), sampling)).content
+        except (LimitReachedError, ApplicationError) as error:
+            workflow.logger.info("no last answer: %s", error)
+            return None
+
+    def _is_rolling_over(self) -> bool:
+        """Say whether nothing new may be scheduled in this run."""
+        info = workflow.info()
+        is_due = (
+            info.is_continue_as_new_suggested()
+            or info.get_current_history_length() >= MAX_HISTORY_EVENTS
+            or info.get_current_history_size() >= MAX_HISTORY_BYTES
         )
-        return None
+        return is_due and not self._is_ending and workflow.patched(_ROLL_OVER)
 
-    async def _call_all(self, makes: Sequence[turn.MakeCall]) -> list[str]:
-        """Make all calls in parallel and return what the model reads, in the order of `makes`.
-
-        The first call that fails the job, or the job's cancellation, cancels and awaits the rest.
-        """
-        if not makes:
-            return []
-        tasks = [asyncio.create_task(self._call(make.call, make.tool)) for make in makes]
-        try:
-            await workflow.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        except asyncio.CancelledError:
-            await _cancel_and_wait(tasks)
-            raise
-        errors = await _cancel_and_wait(tasks)
-        for error in sorted(errors, key=is_cancelled_exception):
-            raise error
-        return [task.result() for task in tasks]
-
-    async def _call(self, call: ToolCall, tool: ToolRef) -> str:
-        """Make one tool call and return what the model reads."""
-        try:
-            result = await self._attempt(call, tool)
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise
-            if self._is_out_of_time(error, has_queue_timeout=True):
-                raise OutOfTimeError from error
-            if tool.on_failure is OnFailure.FAIL_JOB:
-                raise failure.tool_failure(tool, error) from error
-            content = f"error: {failure.tool_cause(tool, error)}"
-            self._state.count_answer(call.tool, ToolOutcome.ERROR, content)
-            return content
-        self._state.count_answer(call.tool, result.outcome, result.content)
-        return result.content
-
-    async def _attempt(self, call: ToolCall, tool: ToolRef) -> CallToolResult:
-        """Schedule one tool call; again if only its workers were lost and it may be retried."""
-        reschedules = MAX_RESCHEDULES if tool.retry.max_attempts > 1 else 0
-        while True:
-            try:
-                result: CallToolResult = await workflow.execute_activity(
-                    CALL_TOOL,
-                    CallToolInput(job_id=workflow.info().workflow_id, call=call, tool=tool),
-                    result_type=CallToolResult,
-                    summary=text.call_summary(call),
-                    **option.call_tool_options(self._job, tool, self._remaining()),
-                )
-            except ActivityError as error:
-                is_unwanted = workflow.cancellation_reason() is not None
-                if is_unwanted or reschedules == 0 or not failure.lost_its_worker(error):
-                    raise
-                reschedules -= 1
-            else:
-                return result
+    def _roll_over(self) -> NoReturn:
+        """Continue as new; nothing runs now. What is stored already is not recorded again."""
+        if workflow.cancellation_reason() is not None:
+            raise asyncio.CancelledError
+        turn.shrink(self._state.calls)
+        shown = text.one_line(self._job.input) or "…"
+        workflow.continue_as_new(
+            self._job.model_copy(update={"input": shown, "carried": self._state})
+        )
 
     async def _hint_end(self) -> None:
         """Tell the inference service that the job ends, unless it knows; it may not be there."""
@@ -312,17 +355,16 @@ class AgentWorkflow:
         except (ActivityError, asyncio.CancelledError):
             workflow.logger.info("the inference service was not told of the job's end")
 
-    def _remaining(self) -> timedelta:
+    def _time_left(self) -> timedelta:
         """Return the wall time that is left, above zero; raises `OutOfTimeError` if none is."""
-        remaining = self._state.deadline - workflow.now()
-        if remaining <= timedelta(0):
+        left = self._state.deadline - workflow.now()
+        if not self._is_ending:
+            usual = left - limit.reserved_time(self._agent.limits)
+            if usual > timedelta(0) or workflow.patched(_LAST_ANSWER):
+                left = usual
+        if left <= timedelta(0):
             raise OutOfTimeError
-        return remaining
-
-    def _is_out_of_time(self, error: ActivityError, *, has_queue_timeout: bool = False) -> bool:
-        if workflow.now() >= self._state.deadline:
-            return True
-        return failure.ran_out_of_time(error, has_queue_timeout=has_queue_timeout)
+        return left
 
     def _say(self, doing: str) -> None:
         """Tell people what the job does now: the query and the current details of the UI."""
@@ -346,16 +388,3 @@ class AgentWorkflow:
         if isinstance(error, MusterError):
             raise failure.refusal(error) from error
         raise error
-
-
-async def _cancel_and_wait(tasks: Sequence[asyncio.Task[str]]) -> list[BaseException]:
-    """Cancel what still runs, wait until all is done, and return the errors, in order.
-
-    Not for a `finally` block: a job that is dropped from memory must not wait there.
-    """
-    running = [task for task in tasks if not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await workflow.wait(running)
-    return [error for task in tasks if not task.cancelled() and (error := task.exception())]

@@ -19,12 +19,28 @@ from temporalio.exceptions import (
 
 from contracts.agent import ToolRef
 from contracts.error import MusterError
+from contracts.job import StopReason
 from workflows import option
 from workflows.text import MAX_ERROR_CHARS, one_line
 
 
-class OutOfTimeError(Exception):
-    """The job's wall time ended while an activity ran; it never leaves the workflow."""
+class JobEndingError(MusterError):
+    """The job is about to end."""
+
+
+class LimitReachedError(Exception):
+    """A limit of the agent forbids to go on; it never leaves the workflow."""
+
+    def __init__(self, stop_reason: StopReason) -> None:
+        super().__init__(stop_reason)
+        self.stop_reason = stop_reason
+
+
+class OutOfTimeError(LimitReachedError):
+    """The job's wall time has ended, perhaps while an activity ran."""
+
+    def __init__(self) -> None:
+        super().__init__(StopReason.MAX_WALL_TIME)
 
 
 def ran_out_of_time(error: ActivityError, *, has_queue_timeout: bool = False) -> bool:

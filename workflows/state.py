@@ -5,11 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
-from contracts.job import AgentJobResult, JobProgress, StopReason
+from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, StopReason
 from contracts.llm_step import LLMStepResult, Usage
-from contracts.message import ContextRef, Message
+from contracts.message import ContextRef, Message, Role, ToolCall
 from contracts.tool import ToolOutcome
+
+MAX_SEEN_MESSAGES = 1_000
+"""Message ids that are remembered: a client that repeats a message does so within minutes."""
+
+MAX_LAST_ERROR_CHARS = 500
+"""Of a tool's last error, for people who read why a job could go no further."""
 
 
 class ToolTally(BaseModel):
@@ -22,14 +29,28 @@ class ToolTally(BaseModel):
     last_error: str = ""
 
 
-class JobState(BaseModel):
-    """Everything an agent job knows between two LLM steps.
+class OpenCall(BaseModel):
+    """A call of the last assistant message; `answer` is what the model will read, once known.
 
-    The conversation is the stored `context` followed by `pending`, which no LLM step has committed
-    yet. `branch` and `next_step` make step ids; both outlive a roll-over. The branch is the end of
-    a run id: its beginning is a clock, which two runs of one job can share. `attained_s` is the
-    engine time used so far, in seconds. `is_out` says that the last step asked for tools, so the
-    inference service waits for the next.
+    `reschedules` counts how often it was scheduled again because its workers were lost.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    call: ToolCall
+    answer: str | None = None
+    reschedules: int = 0
+
+
+class JobState(BaseModel):
+    """Everything an agent job knows when none of its activities runs.
+
+    The conversation is the stored `context`, then the answers to `calls`, then `pending`, which no
+    LLM step has committed yet, then `inbox`: messages that were sent to the job and wait for the
+    next turn. `branch` and `next_step` make step ids. The branch is the end of a run id, and each
+    run has its own: the beginning of a run id is a clock, which two runs of one job can share.
+    `attained_s` is the engine time used so far, in seconds. `is_out` says that the last step asked
+    for tools, so the inference service waits for the next.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -38,7 +59,10 @@ class JobState(BaseModel):
     deadline: datetime
     context: ContextRef | None = None
     toolset: str | None = None
+    calls: list[OpenCall] = Field(default_factory=list)
     pending: list[Message] = Field(default_factory=list)
+    inbox: list[JobMessage] = Field(default_factory=list)
+    seen_messages: list[str] = Field(default_factory=list)
     next_step: int = 1
     turns: int = 0
     llm_steps: int = 0
@@ -82,7 +106,24 @@ class JobState(BaseModel):
         if outcome is ToolOutcome.OK:
             tally.answers += 1
         else:
-            tally.last_error = content
+            tally.last_error = content[:MAX_LAST_ERROR_CHARS]
+
+    def receive(self, message: JobMessage) -> bool:
+        """Keep a message for the next turn; False if it is here already."""
+        if message.id in self.seen_messages:
+            return False
+        self.seen_messages = [*self.seen_messages, message.id][-MAX_SEEN_MESSAGES:]
+        self.inbox.append(message)
+        return True
+
+    def read_inbox(self, max_bytes: int) -> None:
+        """Move messages, the oldest first, behind the pending ones: at least one, if any waits."""
+        size = len(to_json(self.pending))
+        while self.inbox:
+            size += len(to_json(self.inbox[0].text))
+            if self.pending and size > max_bytes:
+                return
+            self.pending.append(Message(role=Role.USER, content=self.inbox.pop(0).text))
 
     def result(self, stop_reason: StopReason, answer: str | None = None) -> AgentJobResult:
         """Return the job's result as it stands."""
@@ -104,3 +145,12 @@ class JobState(BaseModel):
             doing=self.doing,
             usage=self.usage,
         )
+
+
+class AgentRunInput(AgentJobInput):
+    """What one run of `AgentWorkflow` starts with: the job, and what the run before has left.
+
+    `input` is only a preview of the job's then: the whole is in the conversation.
+    """
+
+    carried: JobState | None = None

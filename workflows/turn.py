@@ -8,58 +8,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic_core import to_json
 
 from contracts.agent import AgentSpec, ToolRef
+from contracts.job import StopReason
+from contracts.limit import MAX_APPEND_BYTES
 from contracts.llm_step import OutputForm
 from contracts.message import Message, Role, ToolCall
 from workflows.offer import calls_left, held_back_by
-from workflows.state import JobState
+from workflows.state import JobState, OpenCall
 from workflows.text import one_line
-
-MAX_APPEND_BYTES = 1_500_000
-"""Messages that one LLM step appends, as JSON: Temporal refuses payloads over 2 MB."""
 
 MAX_NAME_CHARS = 80
 """A tool name the model made up is shown no longer than this."""
 
 
-@dataclass(frozen=True, slots=True)
-class MakeCall:
-    """The call is made, under the policy of `tool`."""
-
-    call: ToolCall
-    tool: ToolRef
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseCall:
-    """The call is not made; the model reads `error` in place of a result."""
-
-    call: ToolCall
-    error: str
-
-
 def plan_calls(
     calls: Sequence[ToolCall], form: OutputForm, agent: AgentSpec, state: JobState
-) -> list[MakeCall | RefuseCall]:
-    """Return what to do with each of `calls`, in their order; `form` is what was offered."""
+) -> list[OpenCall]:
+    """Return `calls` in their order, answered already where they may not be made.
+
+    `form` is what was offered to the model.
+    """
     known = {tool.tool_name: tool for tool in agent.tools}
     made: Counter[str] = Counter()
     seen: set[str] = set()
-    plan: list[MakeCall | RefuseCall] = []
+    plan: list[OpenCall] = []
     for call in calls:
         error = _error(call, known, form, agent, state, made)
         if not error and call.id in seen:
             error = f"error: the call id {one_line(call.id, MAX_NAME_CHARS)!r} is used twice"
         seen.add(call.id)
-        if error:
-            plan.append(RefuseCall(call, error))
-        else:
+        if not error:
             made[call.tool] += 1
-            plan.append(MakeCall(call, known[call.tool]))
+        plan.append(OpenCall(call=call, answer=error or None))
     return plan
 
 
@@ -99,9 +82,40 @@ def _choices(form: OutputForm) -> str:
     return f"the tools that may be called are: {', '.join(form.tools)}"
 
 
-def tool_message(call: ToolCall, content: str) -> Message:
-    """Return the message that answers `call`."""
-    return Message(role=Role.TOOL, content=content, tool_call_id=call.id, tool=call.tool)
+def tool_messages(calls: Sequence[OpenCall], missing: str = "") -> list[Message]:
+    """Return the messages that answer `calls`, in their order; `missing` for lack of an answer."""
+    return fit(
+        [
+            Message(
+                role=Role.TOOL,
+                content=missing if each.answer is None else each.answer,
+                tool_call_id=each.call.id,
+                tool=each.call.tool,
+            )
+            for each in calls
+        ]
+    )
+
+
+def shrink(calls: Sequence[OpenCall]) -> None:
+    """Cut down the answers that are there until they fit what a job may carry to its next run."""
+    answered = [each for each in calls if each.answer is not None]
+    for each, message in zip(answered, tool_messages(answered), strict=True):
+        each.answer = message.content
+
+
+def limit_error(stop: StopReason) -> str:
+    """Return what the model reads of a call that a limit of its job has stopped."""
+    return f"error: not done: the job has reached its limit {stop}"
+
+
+def last_words(stop: StopReason) -> Message:
+    """Return the message that asks for the last answer."""
+    return Message(
+        role=Role.USER,
+        content=f"The limit {stop} is reached: no tool can be called any more. "
+        f"Answer now, with what you have.",
+    )
 
 
 def answer_refused(form: OutputForm) -> Message:

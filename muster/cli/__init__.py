@@ -22,6 +22,7 @@ COMMANDS = (
     run.run,
     job.jobs,
     job.show,
+    job.send,
     job.cancel,
 )
 """In the order that `muster --help` shows them."""

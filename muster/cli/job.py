@@ -1,9 +1,10 @@
-"""`muster jobs`, `muster show` and `muster cancel`."""
+"""`muster jobs`, `muster show`, `muster send` and `muster cancel`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Coroutine
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from muster.cli.watch import watch
 from muster.connection import connect
 from muster.job import Jobs
 from muster.job_id import check_job_id
+from muster.job_input import read_input
+from muster.job_message import new_message
 from muster.settings import Settings, load_settings
 from muster.yaml_tree import nearest
 
@@ -60,6 +63,24 @@ def show(
     settings = load_settings(data_dir=data_dir)
     check_job_id(job)
     _leave(_show(settings, job, wait=wait, as_json=as_json))
+
+
+def send(
+    job: JobArgument,
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The message; @FILE reads a file, - reads stdin.")
+    ],
+    message_id: Annotated[
+        str | None,
+        typer.Option("--id", help="Name of this message: sent again under it, it is read once."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Send a message to a running job, which reads it at its next turn."""
+    settings = load_settings(data_dir=data_dir)
+    check_job_id(job)
+    _leave(_send(settings, job, read_input(text, sys.stdin.buffer), message_id, as_json=as_json))
 
 
 def cancel(
@@ -117,6 +138,19 @@ async def _show(settings: Settings, job_id: str, *, wait: bool, as_json: bool) -
     else:
         console().print(job_view(report, link))
     return say_end(report) if wait else 0
+
+
+async def _send(
+    settings: Settings, job_id: str, text: str, message_id: str | None, *, as_json: bool
+) -> int:
+    message = new_message(text, message_id)
+    is_new = await Jobs(await connect(settings)).send(job_id, message)
+    if as_json:
+        typer.echo(_object({"job_id": job_id, "id": message.id, "is_new": is_new}))
+    else:
+        had = "" if is_new else " already"
+        typer.echo(f"job {job_id} has the message{had}: {message.id}")
+    return 0
 
 
 async def _cancel(settings: Settings, job_id: str, *, wait: bool, as_json: bool) -> int:

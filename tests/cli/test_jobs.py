@@ -148,3 +148,32 @@ async def test_namespace_that_does_not_exist_is_one_line_and_a_hint(muster: Comm
         err = await muster.refused(*arguments, MUSTER_TEMPORAL_NAMESPACE="nowhere")
         assert "nowhere" in err
         assert "MUSTER_TEMPORAL_NAMESPACE" in err
+
+
+async def test_message_reaches_a_running_job_once(stage: Stage, muster: CommandLine) -> None:
+    gate = Gate()
+    job_id = await start(stage, gate.step(says("a coat")), says("two coats"))
+    await gate.reached.wait()
+    sent = await muster.run("send", job_id, "Make it two.", "--id", "first")
+    assert (sent.status, sent.out) == (0, f"job {job_id} has the message: first\n")
+    again = await muster.run("send", job_id, "Make it two.", "--id", "first")
+    assert (again.status, again.out) == (0, f"job {job_id} has the message already: first\n")
+    gate.opened.set()
+    assert (await stage.jobs.result(job_id)).answer == "two coats"
+
+
+async def test_message_that_no_job_can_read_is_one_clear_error(
+    stage: Stage, muster: CommandLine
+) -> None:
+    job_id = await start(stage, says("a coat"))
+    await stage.jobs.wait(job_id)
+    for arguments, error in (
+        ((job_id, "Too late."), f"error: job {job_id} has ended: completed"),
+        ((new_job_id(), "Hello?"), "error: no job "),
+        ((job_id, " "), "error: the message is empty"),
+        ((job_id, "x", "--id", "y" * 65), "error: the message's id has 65 characters"),
+    ):
+        done = await muster.run("send", *arguments)
+        assert done.status == 1
+        assert done.err.startswith(error), done.err
+        assert "hint: " in done.err

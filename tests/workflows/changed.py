@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from temporalio import workflow
 
-from contracts.job import AgentJobInput, AgentJobResult
+from contracts.job import AgentJobResult
 from contracts.name import AGENT_WORKFLOW
 from workflows.agent import AgentWorkflow
+from workflows.state import AgentRunInput
 
 
 @workflow.defn(name=AGENT_WORKFLOW)
@@ -14,11 +15,11 @@ class ChangedAgentWorkflow(AgentWorkflow):
     """Waits a second before it opens the job."""
 
     @workflow.init
-    def __init__(self, job: AgentJobInput) -> None:
+    def __init__(self, job: AgentRunInput) -> None:
         super().__init__(job)
 
     @workflow.run
-    async def run(self, job: AgentJobInput) -> AgentJobResult:
+    async def run(self, job: AgentRunInput) -> AgentJobResult:
         """Run the job, a second late."""
         await workflow.sleep(1)
         return await super().run(job)

@@ -105,7 +105,16 @@ class Stage:
             await self._inference.aclose()
             await self._tools.aclose()
         for handle in self.handles:
-            await replay(await handle.fetch_history())
+            for history in await self.histories(handle):
+                await replay(history)
+
+    async def histories(self, handle: JobHandle) -> list[WorkflowHistory]:
+        """Return the histories of a job's runs, the last first."""
+        found = [await handle.fetch_history()]
+        while before := _run_before(found[-1]):
+            earlier = self.client.get_workflow_handle(handle.id, run_id=before)
+            found.append(await earlier.fetch_history())
+        return found
 
     async def _end(self, handle: JobHandle) -> None:
         """End a job that a test has left running."""
@@ -210,3 +219,9 @@ async def current_details(handle: JobHandle) -> str:
         "__temporal_workflow_metadata", result_type=WorkflowMetadata
     )
     return metadata.current_details
+
+
+def _run_before(history: WorkflowHistory) -> str:
+    """Return the id of the run that continued as this one, or no text."""
+    started = history.events[0].workflow_execution_started_event_attributes
+    return started.continued_execution_run_id

@@ -56,8 +56,19 @@ async def test_job_cancelled_during_a_step_gives_no_hint(stage: Stage) -> None:
     assert script.hints == []
 
 
-async def test_job_that_a_limit_stops_says_that_it_has_ended(stage: Stage) -> None:
-    spec = agent(tool("search"), limits=limits(max_tool_calls=1))
+async def test_last_answer_is_the_end_that_the_service_sees_itself(stage: Stage) -> None:
+    spec = agent(tool("search"), limits=limits(max_turns=1))
+    handle, script = await stage.start(
+        spec, SEARCH, says("So far."), tools={"search": returns("3 left")}
+    )
+    await within(handle.result())
+    assert script.hints == []
+
+
+async def test_job_that_a_limit_stops_without_an_answer_says_that_it_has_ended(
+    stage: Stage,
+) -> None:
+    spec = agent(tool("search"), limits=limits(max_tool_calls=1, last_answer_tokens=0))
     handle, script = await stage.start(spec, SEARCH, SEARCH, tools={"search": returns("3 left")})
     result = await within(handle.result())
     assert result.stop_reason is not StopReason.ANSWERED

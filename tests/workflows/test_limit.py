@@ -1,35 +1,98 @@
-"""Every limit of an agent ends its job with a reason, and with what it has used until then."""
+"""Every limit of an agent ends its job with a reason, a last answer, and what it has used."""
 
 from __future__ import annotations
 
 import asyncio
 
-from temporalio.client import Client, WorkflowExecutionStatus
+import pytest
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ApplicationError, CancelledError
 
 from contracts.job import StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult
+from contracts.message import Role
 from contracts.name import SEARCH_STATE
 from contracts.tool import CallToolInput, CallToolResult
-from tests.workflows.peer import Gate, calls, returns, says
+from tests.workflows.peer import STEP_USAGE, Gate, calls, returns, says
 from tests.workflows.stage import Stage, agent, limits, progress, tool, within
 
 FOREVER = calls(("search", {}))
 SHOP = {"search": returns("3 left")}
 
 
-async def test_max_turns_stops_the_job_after_its_last_turns_tools(stage: Stage) -> None:
-    spec = agent(tool("search"), limits=limits(max_turns=3))
-    handle, script = await stage.start(spec, *[FOREVER] * 4, tools=SHOP)
+async def test_max_turns_stops_the_job_with_a_last_answer(stage: Stage) -> None:
+    spec = agent(tool("search"), limits=limits(max_turns=3, last_answer_tokens=99))
+    handle, script = await stage.start(spec, *[FOREVER] * 3, says("3 left, so far."), tools=SHOP)
     result = await within(handle.result())
     assert result.stop_reason is StopReason.MAX_TURNS
-    assert result.answer is None
-    assert (result.turns, result.tool_calls, len(script.steps)) == (3, 3, 3)
+    assert result.answer == "3 left, so far."
+    assert (result.turns, result.llm_steps, result.tool_calls) == (4, 4, 3)
+    last = script.steps[-1]
+    assert (last.output.tools, last.output.may_answer) == ((), True)
+    assert last.sampling.max_tokens == 99
+    assert [message.role for message in last.append] == [Role.TOOL, Role.USER]
+    assert "max_turns" in last.append[-1].content
     described = await handle.describe()
     assert described.status is WorkflowExecutionStatus.COMPLETED
     state = SearchAttributeKey.for_keyword(SEARCH_STATE)
     assert described.typed_search_attributes.get(state) == "stopped"
     assert (await progress(handle)).doing == "stopped: max_turns reached"
+
+
+@pytest.mark.parametrize(
+    ("policy", "stop"),
+    [
+        ({"max_tokens": 150}, StopReason.MAX_TOKENS),
+        ({"max_llm_steps": 3}, StopReason.MAX_LLM_STEPS),
+        ({"max_engine_time": 2.0}, StopReason.MAX_ENGINE_TIME),
+        ({"max_turns": 3}, StopReason.MAX_TURNS),
+    ],
+)
+async def test_each_budget_stops_the_job_with_its_reason_and_a_last_answer(
+    stage: Stage, policy: dict[str, float], stop: StopReason
+) -> None:
+    """Each step counts 70 uncached tokens and 0.75 s: the third turn is the last under each."""
+    spec = agent(tool("search"), limits=limits(**policy))
+    result, script = await stage.run(spec, *[FOREVER] * 3, says("So far."), tools=SHOP)
+    assert (result.stop_reason, result.answer) == (stop, "So far.")
+    assert len(script.steps) == result.llm_steps == 4
+    assert result.usage.completion_tokens == 4 * STEP_USAGE.completion_tokens
+
+
+async def test_agent_may_do_without_a_last_answer(stage: Stage) -> None:
+    spec = agent(tool("search"), limits=limits(max_turns=2, last_answer_tokens=0))
+    result, script = await stage.run(spec, *[FOREVER] * 2, tools=SHOP)
+    assert (result.stop_reason, result.answer) == (StopReason.MAX_TURNS, None)
+    assert len(script.steps) == 2
+
+
+async def test_answer_that_is_held_back_is_no_last_answer_either(stage: Stage) -> None:
+    spec = agent(tool("search"), tool("check"), answer_after=["check"], limits=limits(max_turns=2))
+    result, script = await stage.run(spec, *[FOREVER] * 2, tools=SHOP)
+    assert (result.stop_reason, result.answer) == (StopReason.MAX_TURNS, None)
+    assert len(script.steps) == 2
+
+
+async def test_last_answer_that_fails_leaves_the_reason_as_it_was(stage: Stage) -> None:
+    async def broken(step: LLMStepInput) -> LLMStepResult:
+        raise ApplicationError("the prompt is too long", non_retryable=True)
+
+    spec = agent(tool("search"), limits=limits(max_turns=1))
+    result, script = await stage.run(spec, FOREVER, broken, tools=SHOP)
+    assert (result.stop_reason, result.answer) == (StopReason.MAX_TURNS, None)
+    assert len(script.steps) == 2
+
+
+async def test_job_cancelled_during_its_last_answer_is_cancelled(stage: Stage) -> None:
+    gate = Gate()
+    spec = agent(tool("search"), limits=limits(max_turns=1))
+    handle, _ = await stage.start(spec, FOREVER, gate.step(says("never")), tools=SHOP)
+    await within(gate.reached.wait())
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError) as caught:
+        await within(handle.result())
+    assert isinstance(caught.value.cause, CancelledError)
 
 
 async def test_answer_in_the_last_turn_is_an_answer(stage: Stage) -> None:
@@ -38,28 +101,25 @@ async def test_answer_in_the_last_turn_is_an_answer(stage: Stage) -> None:
     assert (result.stop_reason, result.answer) == (StopReason.ANSWERED, "Found.")
 
 
-async def test_max_tokens_counts_what_was_not_cached(stage: Stage) -> None:
-    """Each step counts 70 tokens: the third turn is the last to begin under 150."""
-    spec = agent(tool("search"), limits=limits(max_tokens=150))
-    result, script = await stage.run(spec, *[FOREVER] * 4, tools=SHOP)
-    assert result.stop_reason is StopReason.MAX_TOKENS
-    assert len(script.steps) == 3
-
-
 async def test_max_tool_calls_is_never_passed(stage: Stage) -> None:
     spec = agent(tool("search"), limits=limits(max_tool_calls=2))
-    result, script = await stage.run(spec, *[FOREVER] * 4, tools=SHOP)
-    assert result.stop_reason is StopReason.MAX_TOOL_CALLS
-    assert (result.tool_calls, len(script.tool_calls), len(script.steps)) == (2, 2, 3)
+    result, script = await stage.run(spec, *[FOREVER] * 3, says("So far."), tools=SHOP)
+    assert (result.stop_reason, result.answer) == (StopReason.MAX_TOOL_CALLS, "So far.")
+    assert (result.tool_calls, len(script.tool_calls), len(script.steps)) == (2, 2, 4)
+    refused, words = script.steps[-1].append
+    assert refused.content == "error: not done: the job has reached its limit max_tool_calls"
+    assert words.role is Role.USER
 
 
 async def test_max_tool_calls_stops_before_a_turn_that_would_pass_it(stage: Stage) -> None:
     spec = agent(tool("search"), max_parallel_tool_calls=3, limits=limits(max_tool_calls=2))
     three = calls(("search", {}), ("search", {}), ("search", {}))
-    result, script = await stage.run(spec, three, tools=SHOP)
-    assert result.stop_reason is StopReason.MAX_TOOL_CALLS
+    result, script = await stage.run(spec, three, says("Sorry."), tools=SHOP)
+    assert (result.stop_reason, result.answer) == (StopReason.MAX_TOOL_CALLS, "Sorry.")
     assert script.tool_calls == []
     assert script.steps[0].output.max_calls == 2
+    answered = [message.tool_call_id for message in script.steps[1].append[:3]]
+    assert answered == [f"{script.steps[0].step_id}/{place}" for place in range(3)]
 
 
 async def test_max_wall_time_ends_a_running_llm_step(stage: Stage) -> None:
@@ -76,6 +136,23 @@ async def test_max_wall_time_ends_a_running_tool(stage: Stage) -> None:
     result, _ = await stage.run(spec, FOREVER, tools={"search": gate.tool(returns("late"))})
     assert result.stop_reason is StopReason.MAX_WALL_TIME
     assert (result.turns, result.tool_calls) == (1, 1)
+
+
+async def test_last_answer_has_time_of_its_own_when_wall_time_ends_a_tool(stage: Stage) -> None:
+    """Of 20 s, 2 are kept back: what hangs is cancelled, and the model told so."""
+    spec = agent(
+        tool("slow"), tool("search"), max_parallel_tool_calls=2, limits=limits(max_wall_time=20)
+    )
+    gate = Gate()
+    both = calls(("search", {}), ("slow", {}))
+    tools = {"search": returns("3 left"), "slow": gate.tool(returns("late"))}
+    result, script = await stage.run(spec, both, says("3 left."), tools=tools)
+    assert (result.stop_reason, result.answer) == (StopReason.MAX_WALL_TIME, "3 left.")
+    contents = [message.content for message in script.steps[1].append]
+    assert contents[:2] == [
+        "3 left",
+        "error: not done: the job has reached its limit max_wall_time",
+    ]
 
 
 async def test_max_wall_time_cancels_no_tool_that_is_done(stage: Stage) -> None:

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from contracts.agent import AgentSpec, Limits, ToolRef
-from contracts.job import StopReason
+from contracts.job import JobMessage, StopReason
+from contracts.limit import MAX_APPEND_BYTES
 from contracts.llm_step import OutputForm, Usage
 from contracts.message import Message, Role, ToolCall
 from contracts.tool import ToolOutcome
-from workflows.limit import reached, spent_tokens
+from workflows.limit import reached, reserved_time, spent_tokens
 from workflows.offer import NothingOfferedError, calls_left, held_back_by, offer
-from workflows.state import JobState, ToolTally
+from workflows.state import JobState, OpenCall, ToolTally
 from workflows.text import MAX_SUMMARY_BYTES, call_summary, one_line, step_summary, summary
-from workflows.turn import MakeCall, RefuseCall, fit, plan_calls, tool_message
+from workflows.turn import fit, plan_calls, shrink, tool_messages
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = ("a", "b", "c", "d")
@@ -122,14 +123,14 @@ def test_each_call_is_planned_once_in_order_and_only_what_is_offered_is_made(
         return
     plan = plan_calls(calls, form, agent, state)
     assert [item.call for item in plan] == calls
-    made = [item for item in plan if isinstance(item, MakeCall)]
+    made = [item for item in plan if item.answer is None]
     assert len(made) <= agent.max_parallel_tool_calls
     assert len({item.call.id for item in made}) == len(made)
     for tool, count in Counter(item.call.tool for item in made).items():
         assert tool in form.tools
         left = calls_left(next(ref for ref in agent.tools if ref.tool_name == tool), state)
         assert left is None or count <= left
-    assert all(item.error.startswith("error: ") for item in plan if isinstance(item, RefuseCall))
+    assert all(item.answer.startswith("error: ") for item in plan if item.answer is not None)
 
 
 @given(agents(), states(), tool_calls)
@@ -138,7 +139,7 @@ def test_a_single_call_of_an_offered_tool_is_always_made(
 ) -> None:
     form = offered(agent, state)
     if form is not None and call.tool in form.tools:
-        assert isinstance(plan_calls([call], form, agent, state)[0], MakeCall)
+        assert plan_calls([call], form, agent, state)[0].answer is None
 
 
 @given(agents(), st.data())
@@ -180,7 +181,8 @@ def test_messages_are_cut_down_from_the_largest_until_they_fit(
     texts: list[str], limit: int
 ) -> None:
     calls = [ToolCall(id=str(n), tool="a", arguments={}) for n in range(len(texts))]
-    messages = [tool_message(call, content) for call, content in zip(calls, texts, strict=True)]
+    pairs = zip(calls, texts, strict=True)
+    messages = tool_messages([OpenCall(call=call, answer=text) for call, text in pairs])
     fitting = fit(messages, limit)
     assert [message.tool_call_id for message in fitting] == [call.id for call in calls]
     size = sum(len(to_json(message)) for message in fitting)
@@ -242,18 +244,60 @@ def test_waste_and_cached_tokens_do_not_count_against_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("turns", "tokens", "late_s", "stop"),
+    ("turns", "tokens", "steps", "engine_s", "stop"),
     [
-        (2, 99, -1, None),
-        (2, 99, 0, StopReason.MAX_WALL_TIME),
-        (3, 99, -1, StopReason.MAX_TURNS),
-        (2, 100, -1, StopReason.MAX_TOKENS),
-        (3, 100, 1, StopReason.MAX_WALL_TIME),
+        (2, 99, 3, 0.9, None),
+        (3, 99, 3, 0.9, StopReason.MAX_TURNS),
+        (2, 100, 3, 0.9, StopReason.MAX_TOKENS),
+        (2, 99, 4, 0.9, StopReason.MAX_LLM_STEPS),
+        (2, 99, 3, 1.0, StopReason.MAX_ENGINE_TIME),
     ],
 )
 def test_limit_is_reached_at_its_value_and_not_before(
-    turns: int, tokens: int, late_s: int, stop: StopReason | None
+    turns: int, tokens: int, steps: int, engine_s: float, stop: StopReason | None
 ) -> None:
-    state = JobState(branch="b", deadline=START, turns=turns, usage=Usage(completion_tokens=tokens))
-    limits = Limits(max_turns=3, max_tokens=100)
-    assert reached(limits, state, START + timedelta(seconds=late_s)) is stop
+    state = JobState(
+        branch="b",
+        deadline=START,
+        turns=turns,
+        usage=Usage(completion_tokens=tokens),
+        llm_steps=steps,
+        attained_s=engine_s,
+    )
+    limits = Limits(
+        max_turns=3, max_tokens=100, max_llm_steps=4, max_engine_time=timedelta(seconds=1)
+    )
+    assert reached(limits, state) is stop
+
+
+@given(st.timedeltas(min_value=timedelta(seconds=1), max_value=timedelta(days=10)))
+def test_time_is_kept_back_for_the_last_answer_and_most_is_not(wall_time: timedelta) -> None:
+    limits = Limits(max_wall_time=wall_time)
+    assert timedelta(0) < reserved_time(limits) <= min(timedelta(seconds=30), wall_time / 9)
+    assert reserved_time(limits.model_copy(update={"last_answer_tokens": 0})) == timedelta(0)
+
+
+@given(st.lists(st.none() | contents.map(lambda text: text * 200), min_size=1, max_size=32))
+def test_answers_that_a_run_hands_on_fit_and_keep_their_calls(answers: list[str | None]) -> None:
+    calls = [
+        OpenCall(call=ToolCall(id=str(n), tool="a", arguments={}), answer=answer)
+        for n, answer in enumerate(answers)
+    ]
+    shrink(calls)
+    assert [each.answer is None for each in calls] == [answer is None for answer in answers]
+    assert len(to_json([each.answer for each in calls])) <= MAX_APPEND_BYTES
+
+
+@given(st.lists(st.text(min_size=1, max_size=50), max_size=12), st.integers(1, 200))
+def test_every_message_is_read_once_and_in_order(texts: list[str], max_bytes: int) -> None:
+    state = JobState(branch="b", deadline=START)
+    for number, text in enumerate(texts):
+        assert state.receive(JobMessage(id=str(number), text=text))
+        assert not state.receive(JobMessage(id=str(number), text="again"))
+    read: list[str] = []
+    while state.inbox:
+        state.read_inbox(max_bytes)
+        assert state.pending, "each turn reads at least one"
+        read += [message.content for message in state.pending]
+        state.pending = []
+    assert read == texts
