@@ -76,13 +76,6 @@ class JobMessage(Frozen):
     text: str = Field(min_length=1)
 
 
-class MessageReceipt(Frozen):
-    """Answer of the `message` update: the job has it; `is_new` is False if it had it already."""
-
-    id: str
-    is_new: bool
-
-
 class JobProgress(Frozen):
     """Answer of the `progress` query: what the job is doing now, in one line."""
 

@@ -185,12 +185,13 @@ class Jobs:
         finally:
             closed.cancel()
 
-    async def send(self, job_id: str, message: JobMessage) -> bool:
+    async def send(self, job_id: str, message: JobMessage) -> None:
         """Send a message to a running job, which reads it at its next turn.
 
-        One that is sent again under its id is read once; False says that it was there already.
+        One that is sent again under its id is read once. Raises `BadInputError` if the job refuses
+        it or has ended, `UnavailableError` if nobody takes it.
         """
-        return await send_message(self._handle(job_id), message)
+        await send_message(self._handle(job_id), message)
 
     async def cancel(self, job_id: str) -> None:
         """Ask a job to cancel itself; raises `BadInputError` if it has ended some other way."""

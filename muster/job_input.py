@@ -11,17 +11,17 @@ from contracts.limit import MAX_INPUT_BYTES
 _TOO_LONG_HINT = "put long documents into files and let the agent read them with a tool"
 
 
-def read_input(argument: str, stdin: BinaryIO) -> str:
-    """Return the input that a command line names: itself, `@FILE`, or `-` for standard input.
+def read_input(argument: str, stdin: BinaryIO, what: str = "input") -> str:
+    """Return the `what` that a command line names: itself, `@FILE`, or `-` for standard input.
 
     Raises `BadInputError` for a file that cannot be read or is no text, `LimitExceededError` for
     one that is too long.
     """
     if argument == "-":
-        return check_input(_decode(stdin.read(MAX_INPUT_BYTES + 1), "standard input"))
+        return check_input(_decode(stdin.read(MAX_INPUT_BYTES + 1), "standard input"), what)
     if argument.startswith("@"):
-        return check_input(_read_file(Path(argument[1:])))
-    return check_input(argument)
+        return check_input(_read_file(Path(argument[1:])), what)
+    return check_input(argument, what)
 
 
 def check_input(text: str, what: str = "input") -> str:

@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.error import BadInputError, LimitExceededError, UnavailableError
-from contracts.job import JobMessage, MessageReceipt
+from contracts.job import JobMessage
 from contracts.limit import MAX_MESSAGE_ID_CHARS
 from contracts.name import MESSAGE_UPDATE
 from muster.job_error import explained
@@ -43,8 +43,8 @@ def new_message(text: str, message_id: str | None) -> JobMessage:
     return JobMessage(id=message_id or uuid4().hex, text=check_input(text, "message"))
 
 
-async def send_message(handle: WorkflowHandle[object, object], message: JobMessage) -> bool:
-    """Send a message until the job has it; False if it had a message of that id before.
+async def send_message(handle: WorkflowHandle[object, object], message: JobMessage) -> None:
+    """Send a message until the job has it.
 
     A job that rolls over is away for a moment: the message finds its next run. Raises
     `BadInputError` if the job refuses it or has ended, `UnavailableError` if nobody takes it.
@@ -53,13 +53,10 @@ async def send_message(handle: WorkflowHandle[object, object], message: JobMessa
     until_s = loop.time() + PATIENCE.total_seconds()
     while True:
         try:
-            receipt: MessageReceipt = await handle.execute_update(
-                MESSAGE_UPDATE,
-                message,
-                id=message.id,
-                result_type=MessageReceipt,
-                rpc_timeout=ATTEMPT_TIMEOUT,
+            await handle.execute_update(
+                MESSAGE_UPDATE, message, id=message.id, rpc_timeout=ATTEMPT_TIMEOUT
             )
+            return
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             if not isinstance(cause, ApplicationError) or cause.type != _OVER:
@@ -69,8 +66,6 @@ async def send_message(handle: WorkflowHandle[object, object], message: JobMessa
         except RPCError as error:
             if error.status is RPCStatusCode.INVALID_ARGUMENT:
                 raise _refused(handle.id, error) from None
-        else:
-            return receipt.is_new
         await _check_running(handle)
         if loop.time() > until_s:
             raise UnavailableError(

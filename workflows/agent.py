@@ -43,7 +43,6 @@ with workflow.unsafe.imports_passed_through():
         JobMessage,
         JobProgress,
         JobStatus,
-        MessageReceipt,
         OpenJobInput,
         OpenJobResult,
         StopReason,
@@ -146,9 +145,9 @@ class AgentWorkflow:
         return self._state.progress()
 
     @workflow.update(name=MESSAGE_UPDATE)
-    def message(self, message: JobMessage) -> MessageReceipt:
+    def message(self, message: JobMessage) -> None:
         """Take a message for the next turn; one that is sent again is taken once."""
-        return MessageReceipt(id=message.id, is_new=self._state.receive(message))
+        self._state.receive(message)
 
     @message.validator
     def _check_message(self, message: JobMessage) -> None:

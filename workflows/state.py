@@ -108,13 +108,11 @@ class JobState(BaseModel):
         else:
             tally.last_error = content[:MAX_LAST_ERROR_CHARS]
 
-    def receive(self, message: JobMessage) -> bool:
-        """Keep a message for the next turn; False if it is here already."""
-        if message.id in self.seen_messages:
-            return False
-        self.seen_messages = [*self.seen_messages, message.id][-MAX_SEEN_MESSAGES:]
-        self.inbox.append(message)
-        return True
+    def receive(self, message: JobMessage) -> None:
+        """Keep a message for the next turn, unless it has come before."""
+        if message.id not in self.seen_messages:
+            self.seen_messages = [*self.seen_messages, message.id][-MAX_SEEN_MESSAGES:]
+            self.inbox.append(message)
 
     def read_inbox(self, max_bytes: int) -> None:
         """Move messages, the oldest first, behind the pending ones: at least one, if any waits."""

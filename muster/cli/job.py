@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from contracts.error import BadInputError
-from contracts.job import JobStatus
+from contracts.job import JobMessage, JobStatus
 from muster import exit as way_out
 from muster.cli.option import DataDir, Json
 from muster.cli.run import link_of, say_end
@@ -80,7 +80,8 @@ def send(
     """Send a message to a running job, which reads it at its next turn."""
     settings = load_settings(data_dir=data_dir)
     check_job_id(job)
-    _leave(_send(settings, job, read_input(text, sys.stdin.buffer), message_id, as_json=as_json))
+    message = new_message(read_input(text, sys.stdin.buffer, "message"), message_id)
+    _leave(_send(settings, job, message, as_json=as_json))
 
 
 def cancel(
@@ -140,16 +141,12 @@ async def _show(settings: Settings, job_id: str, *, wait: bool, as_json: bool) -
     return say_end(report) if wait else 0
 
 
-async def _send(
-    settings: Settings, job_id: str, text: str, message_id: str | None, *, as_json: bool
-) -> int:
-    message = new_message(text, message_id)
-    is_new = await Jobs(await connect(settings)).send(job_id, message)
+async def _send(settings: Settings, job_id: str, message: JobMessage, *, as_json: bool) -> int:
+    await Jobs(await connect(settings)).send(job_id, message)
     if as_json:
-        typer.echo(_object({"job_id": job_id, "id": message.id, "is_new": is_new}))
+        typer.echo(_object({"job_id": job_id, "message_id": message.id}))
     else:
-        had = "" if is_new else " already"
-        typer.echo(f"job {job_id} has the message{had}: {message.id}")
+        typer.echo(f"job {job_id} has the message {message.id}")
     return 0
 
 

@@ -50,6 +50,8 @@ _STOPPED = {
     StopReason.MAX_TOKENS: ("its limit on tokens", "max_tokens"),
     StopReason.MAX_TOOL_CALLS: ("its limit on tool calls", "max_tool_calls"),
     StopReason.MAX_WALL_TIME: ("its limit on wall time", "max_wall_time"),
+    StopReason.MAX_LLM_STEPS: ("its limit on LLM steps", "max_llm_steps"),
+    StopReason.MAX_ENGINE_TIME: ("its limit on time in the engine", "max_engine_time"),
 }
 
 
@@ -68,7 +70,7 @@ def printable(text: str) -> str:
 
 
 def verdict(report: JobReport) -> tuple[str, str]:
-    """Return, for a job without an answer, one line that says how it ended, and a hint."""
+    """Return, for a job without a whole answer, one line that says how it ended, and a hint."""
     job_id, show = report.job_id, f"muster show {report.job_id}"
     match report.status:
         case JobStatus.RUNNING:
@@ -78,7 +80,8 @@ def verdict(report: JobReport) -> tuple[str, str]:
                 report.stop_reason or StopReason.ANSWERED, ("a limit", "limits")
             )
             hint = f"raise limits.{key} in the agent file, or see what it did: {show}"
-            return f"job {job_id} stopped before an answer: it reached {what}", hint
+            given = "without an answer" if report.answer is None else "with a last answer"
+            return f"job {job_id} stopped {given}: it reached {what}", hint
         case JobStatus.FAILED:
             return f"job {job_id} failed: {report.failure or 'no reason given'}", (
                 f"{report.hint}; {show}" if report.hint else show
@@ -161,7 +164,8 @@ def job_view(report: JobReport, link: str) -> RenderableType:
     )  # fmt: skip
     parts: list[RenderableType] = [head, _totals(report), _turn_table(report)]
     if report.answer is not None:
-        parts += [Text("answer", style="bold"), Text(printable(report.answer)), Text()]
+        title = "last answer" if report.status is JobStatus.STOPPED else "answer"
+        parts += [Text(title, style="bold"), Text(printable(report.answer)), Text()]
     elif report.status is not JobStatus.RUNNING:
         parts += [Text(printable(verdict(report)[0]), style=_STYLES[report.status]), Text()]
     parts.append(time_table(report))

@@ -68,13 +68,22 @@ async def test_ctrl_c_leaves_the_job_running(stage: Stage, muster: CommandLine) 
 async def test_stopped_job_names_the_limit_and_the_key_to_raise(
     stage: Stage, muster: CommandLine
 ) -> None:
-    muster.agent.write_text(muster.agent.read_text() + "limits:\n  max_turns: 1\n")
+    text = muster.agent.read_text() + "limits:\n  max_turns: 1\n"
+    muster.agent.write_text(text + "  last_answer_tokens: 0\n")
     stage.peer.script = Script((NEEDS_TOOL,), tools={"find": returns("one")})
     done = await muster.run("run", "weather.yaml", "Berlin", "--json")
     assert done.status == 1
     assert (done.json["status"], done.json["answer"]) == ("stopped", None)
-    assert "it reached its limit on turns" in done.err
+    assert "stopped without an answer: it reached its limit on turns" in done.err
     assert "limits.max_turns" in done.err
+    muster.agent.write_text(text)
+    stage.peer.script = Script((NEEDS_TOOL, says("One, so far.")), tools={"find": returns("one")})
+    done = await muster.run("run", "weather.yaml", "Berlin")
+    assert done.status == 1
+    assert done.out.startswith("One, so far.\n")
+    assert "stopped with a last answer: it reached its limit on turns" in done.err
+    shown = await muster.run("show", done.err.split("muster show ")[1].split()[0])
+    assert "last answer" in shown.out
 
 
 async def test_failed_job_shows_its_cause(stage: Stage, muster: CommandLine) -> None:
