@@ -7,11 +7,11 @@ from temporalio import activity
 
 from activities.error_map import application_error
 from activities.loader import ToolLoader
-from contracts.agent import AgentSpec
+from contracts.agent import AgentSpec, SubAgent, ToolSchema
 from contracts.error import MusterError
 from contracts.job import OpenJobInput, OpenJobResult
 from contracts.message import ContextRef, Message, Role
-from contracts.name import OPEN_JOB
+from contracts.name import OPEN_JOB, TASK
 from store.context import ContextStore
 from store.database import Database
 
@@ -35,10 +35,25 @@ class OpenJob:
         return OpenJobResult(context=ContextRef(head=head), toolset=toolset)
 
     async def _pin_tools(self, agent: AgentSpec) -> str | None:
-        if not agent.tools:
+        if not agent.callables:
             return None
         schemas: list[JsonValue] = []
         for ref in agent.tools:
             tool = await self._loader.load(ref)
             schemas.append(tool.schema.model_dump(mode="json"))
+        schemas += [_schema_of(each).model_dump(mode="json") for each in agent.agents]
         return await self._contexts.put_blob(schemas)
+
+
+def _schema_of(sub_agent: SubAgent) -> ToolSchema:
+    """Return what the model is told of a sub-agent: it takes one task, as text."""
+    return ToolSchema(
+        name=sub_agent.name,
+        description=sub_agent.description,
+        arguments={
+            "type": "object",
+            "properties": {TASK: {"type": "string", "minLength": 1}},
+            "required": [TASK],
+            "additionalProperties": False,
+        },
+    )

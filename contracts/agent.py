@@ -6,10 +6,11 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
+from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from contracts.limit import (
     HARD_TOOL_RESULT_BYTES,
+    MAX_AGENT_DEPTH,
     MAX_PARALLEL_TOOL_CALLS,
     MAX_SEED,
     MAX_TOOL_RESULT_BYTES,
@@ -42,23 +43,28 @@ class RetryPolicy(Frozen):
     backoff: float = Field(2.0, ge=1.0, le=10.0)
 
 
-class ToolPolicy(Frozen):
-    """How one tool may be used by one agent.
+class UsePolicy(Frozen):
+    """When an agent may call a tool or a sub-agent, and what its failure does.
 
-    `after` and `max_calls` narrow what the model may choose at each turn: the tool is offered only
-    once every tool in `after` has answered in this job, and at most `max_calls` times. The choice
-    is enforced by the grammar of the model's output, so a small model cannot choose wrong.
+    `after` and `max_calls` narrow what the model may choose at each turn: it is offered only once
+    everything in `after` has answered in this job, and at most `max_calls` times. The choice is
+    enforced by the grammar of the model's output, so a small model cannot choose wrong.
     """
 
     after: tuple[Name, ...] = ()
     max_calls: int | None = Field(None, ge=1)
+    on_failure: OnFailure = OnFailure.TELL_MODEL
+
+
+class ToolPolicy(UsePolicy):
+    """How one tool may be used by one agent."""
+
     timeout: Duration = timedelta(seconds=60)
     """Start to close of one attempt."""
     queue_timeout: Duration = timedelta(minutes=10)
     """Schedule to start: how long a call may wait for a tool worker."""
     retry: RetryPolicy = RetryPolicy()
     max_result_bytes: int = Field(MAX_TOOL_RESULT_BYTES, ge=1, le=HARD_TOOL_RESULT_BYTES)
-    on_failure: OnFailure = OnFailure.TELL_MODEL
 
 
 class ToolRef(ToolPolicy):
@@ -111,6 +117,22 @@ class Limits(Frozen):
     """Output of the last answer; 0 stops the job at a limit without one."""
 
 
+class SubAgent(UsePolicy):
+    """An agent that another one calls like a tool: it is given a task, and its answer is read.
+
+    It runs as a job of its own, within what is left of its caller's limits.
+    """
+
+    name: Name
+    description: str = Field(min_length=1, max_length=4_000)
+    agent: AgentSpec
+
+    @property
+    def tool_name(self) -> str:
+        """The name the model sees."""
+        return self.name
+
+
 class AgentSpec(Frozen):
     """A declared agent.
 
@@ -123,34 +145,47 @@ class AgentSpec(Frozen):
     model: Name | None = None
     """Served model name; the stack's default model if not given."""
     tools: tuple[ToolRef, ...] = Field((), max_length=MAX_TOOLS)
+    agents: tuple[SubAgent, ...] = Field((), max_length=MAX_TOOLS)
     answer_after: tuple[Name, ...] = ()
     max_parallel_tool_calls: int = Field(1, ge=1, le=MAX_PARALLEL_TOOL_CALLS)
     examples: tuple[Message, ...] = ()
     sampling: Sampling = Sampling()
     limits: Limits = Limits()
 
-    @field_validator("tools")
-    @classmethod
-    def _tool_names_are_unique(cls, tools: tuple[ToolRef, ...]) -> tuple[ToolRef, ...]:
-        names = [tool.tool_name for tool in tools]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two tools are named {name!r}; give one of them another `name`")
-        return tools
+    @property
+    def callables(self) -> tuple[ToolRef | SubAgent, ...]:
+        """All that the model can call: tools, then sub-agents."""
+        return (*self.tools, *self.agents)
+
+    @property
+    def depth(self) -> int:
+        """Levels of agents: 1 for one without sub-agents."""
+        return 1 + max((each.agent.depth for each in self.agents), default=0)
 
     @model_validator(mode="after")
     def _named_tools_exist(self) -> AgentSpec:
-        known = {tool.tool_name for tool in self.tools}
-        for tool in self.tools:
-            for name in tool.after:
-                if name not in known or name == tool.tool_name:
+        names = [each.tool_name for each in self.callables]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two tools are named {name!r}; give one of them another `name`")
+        for each in self.callables:
+            for name in each.after:
+                if name not in names or name == each.tool_name:
                     raise ValueError(
-                        f"tool {tool.tool_name!r}: `after` names {name!r}, "
+                        f"tool {each.tool_name!r}: `after` names {name!r}, "
                         f"which is not another tool of this agent"
                     )
         for name in self.answer_after:
-            if name not in known:
+            if name not in names:
                 raise ValueError(
                     f"`answer_after` names {name!r}, which is not a tool of this agent"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _is_not_too_deep(self) -> AgentSpec:
+        if self.depth > MAX_AGENT_DEPTH:
+            raise ValueError(
+                f"agents call agents {self.depth} levels deep, the limit is {MAX_AGENT_DEPTH}"
+            )
         return self

@@ -64,6 +64,17 @@ class AgentJobResult(Frozen):
     llm_steps: int
     tool_calls: int
     usage: Usage
+    engine_s: float = 0.0
+    """Time of its LLM steps in the engine, in seconds."""
+
+
+class Spent(Frozen):
+    """What a job had used when it failed, sub-agents included: a detail of its failure."""
+
+    llm_steps: int
+    tool_calls: int
+    usage: Usage
+    engine_s: float
 
 
 class JobMessage(Frozen):

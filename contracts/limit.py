@@ -31,6 +31,9 @@ HARD_TOOL_RESULT_BYTES = 1_000_000
 MAX_TOOLS = 64
 """Tools of one agent: more do not fit a small model's context window."""
 
+MAX_AGENT_DEPTH = 3
+"""Levels of agents that call agents."""
+
 MAX_PARALLEL_TOOL_CALLS = 32
 """Tool calls that one assistant message may ask for."""
 

@@ -10,6 +10,9 @@ LLM_STEP = "llm_step"
 SESSION_HINT = "session_hint"
 CALL_TOOL = "call_tool"
 
+TASK = "task"
+"""The one argument of a call to a sub-agent."""
+
 PROGRESS_QUERY = "progress"
 MESSAGE_UPDATE = "message"
 

@@ -10,12 +10,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
+from pydantic import BaseModel, ValidationError
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType, TimeoutType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class ActivityState(StrEnum):
@@ -32,7 +36,9 @@ class ActivityState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One activity of one run, all its attempts together.
+    """One activity of one run, all its attempts together; or a sub-agent's job, as its caller's.
+
+    A failed sub-agent's `result` is what it had used. `activity_id` is its job id.
 
     `started_ns` is the start of the last attempt, known once the activity is closed; `attempts` is
     the number of that attempt (0: none is known to have started). `failure` is the text of what
@@ -108,6 +114,11 @@ def first_json(payloads: Payloads) -> bytes | None:
     return payload_json(payloads.payloads[0]) if payloads.payloads else None
 
 
+def last_json(payloads: Payloads) -> bytes | None:
+    """Return the last payload's JSON, or None if there is none."""
+    return payload_json(payloads.payloads[-1]) if payloads.payloads else None
+
+
 def payload_json(payload: Payload) -> bytes | None:
     """Return a payload's JSON, or None if it holds none (binary, null)."""
     return payload.data if payload.metadata.get("encoding") == b"json/plain" else None
@@ -133,6 +144,21 @@ def activities(
             )
         elif event.HasField("activity_task_started_event_attributes"):
             _start(by_event, event)
+        elif event.HasField("start_child_workflow_execution_initiated_event_attributes"):
+            child = event.start_child_workflow_execution_initiated_event_attributes
+            by_event[event.event_id] = Activity(
+                activity_id=child.workflow_id,
+                name=child.workflow_type.name,
+                argument=first_json(child.input) or b"null",
+                scheduled_ns=time_ns(event),
+            )
+        elif event.HasField("child_workflow_execution_started_event_attributes"):
+            began = event.child_workflow_execution_started_event_attributes
+            if began.initiated_event_id in by_event:
+                activity = by_event[began.initiated_event_id]
+                by_event[began.initiated_event_id] = replace(
+                    activity, started_ns=time_ns(event), attempts=1
+                )
         elif (closing := _close(event)) is not None:
             scheduled, closed = closing
             if scheduled in by_event:
@@ -200,6 +226,41 @@ def _close(event: HistoryEvent) -> tuple[int, _Closing] | None:
             cancelled = event.activity_task_canceled_event_attributes
             return cancelled.scheduled_event_id, _Closing(ActivityState.CANCELLED)
         case _:
+            return _close_child(event)
+
+
+def _close_child(event: HistoryEvent) -> tuple[int, _Closing] | None:
+    """Return the initiating event's id and how the child workflow closed, if `event` closes one."""
+    match event.event_type:
+        case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_COMPLETED:
+            done = event.child_workflow_execution_completed_event_attributes
+            closing = _Closing(ActivityState.COMPLETED, result=first_json(done.result))
+            return done.initiated_event_id, closing
+        case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_FAILED:
+            failed = event.child_workflow_execution_failed_event_attributes
+            details = failed.failure.application_failure_info.details
+            closing = _Closing(
+                ActivityState.FAILED,
+                result=last_json(details),
+                failure=failure_text(failed.failure),
+            )
+            return failed.initiated_event_id, closing
+        case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_CANCELED:
+            cancelled = event.child_workflow_execution_canceled_event_attributes
+            return cancelled.initiated_event_id, _Closing(ActivityState.CANCELLED)
+        case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_TERMINATED:
+            terminated = event.child_workflow_execution_terminated_event_attributes
+            closing = _Closing(ActivityState.FAILED, failure="terminated from outside")
+            return terminated.initiated_event_id, closing
+        case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_TIMED_OUT:
+            late = event.child_workflow_execution_timed_out_event_attributes
+            closing = _Closing(ActivityState.TIMED_OUT, failure="ran out of time")
+            return late.initiated_event_id, closing
+        case EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_FAILED:
+            refused = event.start_child_workflow_execution_failed_event_attributes
+            closing = _Closing(ActivityState.FAILED, failure="its job could not be started")
+            return refused.initiated_event_id, closing
+        case _:
             return None
 
 
@@ -211,3 +272,13 @@ def _closed(activity: Activity, closing: _Closing, at_ns: int) -> Activity:
         result=closing.result,
         failure=closing.failure or activity.failure,
     )
+
+
+def parse(model: type[M], data: bytes | None) -> M | None:
+    """Return a contract from its JSON; None if there is none, or another version wrote it."""
+    if data is None:
+        return None
+    try:
+        return model.model_validate_json(data)
+    except ValidationError:
+        return None

@@ -1,123 +1,32 @@
 """A job's report: what each turn did, what came out, and where the time went.
 
-Computed from the job's Temporal history alone. Each LLM step's time is split into parts that sum
-to its total:
-
-- The total is from server event times, scheduled to completed. If the server's clock jumped and
-  this is less than the service measured with its own monotonic clock, the service's sum stands.
-- The parts inside the service are what it measured (`StepTiming`).
-- Backlog, the wait on the task queue before the last attempt started, is a part of `ready_wait`;
-  never below 0, and no more than the total leaves beside the measured parts.
-- `orchestration` is the remainder.
-
-Tool time is the time during which at least one tool call of the turn was in flight. LLM steps
-without a result (open, failed, lost) have no parts, and of a cancelled one only the parts that it
-told are known: the rest of their time is `unfinished_s`. What the wall time holds beside all these,
-between the activities, is `other_s`.
+Computed from the job's Temporal history alone; `turn_row.py` says how a turn's time is split. What
+the wall time holds beside the turns' parts, between the activities, is `other_s`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import chain
-from typing import TypeVar
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.job import AgentJobInput, AgentJobResult, JobStatus, StopReason
-from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
-from contracts.message import Frozen, ToolCall
-from contracts.name import CALL_TOOL, LLM_STEP
-from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
+from contracts.llm_step import Usage
+from contracts.message import Frozen
 from muster.history import (
-    Activity,
-    ActivityState,
     activities,
     elapsed_s,
     failure_hint,
     failure_text,
     first_json,
+    parse,
     time_ns,
 )
-
-M = TypeVar("M", bound=BaseModel)
-
-
-class TimeParts(Frozen):
-    """Where time went, in seconds."""
-
-    orchestration_s: float = 0.0
-    host_pre_s: float = 0.0
-    ready_wait_s: float = 0.0
-    engine_queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    host_post_s: float = 0.0
-    tool_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """Sum of all parts."""
-        return (
-            self.orchestration_s
-            + self.host_pre_s
-            + self.ready_wait_s
-            + self.engine_queue_s
-            + self.prefill_s
-            + self.decode_s
-            + self.host_post_s
-            + self.tool_s
-        )
-
-    def __add__(self, other: TimeParts) -> TimeParts:
-        theirs = other.model_dump()
-        return TimeParts(**{key: value + theirs[key] for key, value in self.model_dump().items()})
-
-
-class StepRow(Frozen):
-    """One LLM step; `time` (None without a result) and `unfinished_s` sum to `total_s`."""
-
-    step_id: str
-    state: str
-    attempts: int
-    failure: str | None
-    total_s: float
-    time: TimeParts | None = None
-    unfinished_s: float = 0.0
-    usage: Usage = Usage()
-    finish_reason: str | None = None
-    cohort_size: int = 0
-    replica: str | None = None
-    epoch: int | None = None
-    content: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-
-
-class ToolRow(Frozen):
-    """One tool call. `total_s` is from asked for to answered, `duration_s` inside the tool."""
-
-    call_id: str
-    tool: str
-    arguments: dict[str, JsonValue]
-    state: str
-    attempts: int
-    failure: str | None
-    total_s: float
-    duration_s: float | None = None
-    outcome: ToolOutcome | None = None
-    content: str | None = None
-
-
-class TurnRow(Frozen):
-    """One turn: an LLM step and the tool calls that followed it."""
-
-    turn: int
-    step: StepRow | None
-    tools: tuple[ToolRow, ...] = ()
-    tool_s: float = 0.0
+from muster.turn_row import TimeParts, TurnRow, turn_rows
 
 
 class JobReport(Frozen):
@@ -178,13 +87,18 @@ def build_report(
     end_ns = ending.at_ns or now_ns
     earlier = chain.from_iterable(activities(run) for run in runs[:-1])
     found = chain(earlier, activities(runs[-1], pending))
-    rows = _rows(found, end_ns, over=ending.at_ns is not None)
+    rows = turn_rows(found, end_ns, over=ending.at_ns is not None)
     steps = [row.step for row in rows if row.step]
-    time = sum((step.time for step in steps if step.time), TimeParts(tool_s=_tool_s(rows)))
+    sub_agents = [tool for row in rows for tool in row.tools if tool.sub_job]
+    spent = [each.spent for each in sub_agents if each.spent]
+    time = sum(
+        (step.time for step in steps if step.time),
+        TimeParts(tool_s=sum(row.tool_s for row in rows)),
+    )
     unfinished_s = sum(step.unfinished_s for step in steps)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
-    started = _parse(
+    started = parse(
         AgentJobInput, first_json(first.workflow_execution_started_event_attributes.input)
     )
     result = ending.result
@@ -201,9 +115,18 @@ def build_report(
         started_at=_moment(time_ns(first)),
         closed_at=_moment(ending.at_ns) if ending.at_ns is not None else None,
         turns=result.turns if result else len(rows),
-        llm_steps=result.llm_steps if result else sum(step.time is not None for step in steps),
-        tool_calls=result.tool_calls if result else sum(len(row.tools) for row in rows),
-        usage=sum((step.usage for step in steps), _lower_bound(steps)),
+        llm_steps=result.llm_steps
+        if result
+        else sum(step.time is not None for step in steps) + sum(each.llm_steps for each in spent),
+        tool_calls=result.tool_calls
+        if result
+        else sum(len(row.tools) for row in rows) + sum(each.tool_calls for each in spent),
+        usage=sum(
+            (*(step.usage for step in steps), *(each.usage for each in spent)),
+            Usage(
+                lower_bound=any(step.time is None for step in steps) or len(spent) < len(sub_agents)
+            ),
+        ),
         wall_s=wall_s,
         time=time,
         unfinished_s=unfinished_s,
@@ -211,123 +134,6 @@ def build_report(
         mean_cohort_size=sum(cohorts) / len(cohorts) if cohorts else None,
         rows=tuple(rows),
     )
-
-
-def split_time(activity: Activity, timing: StepTiming) -> TimeParts:
-    """Return the parts of a completed LLM step; they sum to its total."""
-    assert activity.closed_ns is not None, "only a completed step has parts"
-    total_s = max(elapsed_s(activity.scheduled_ns, activity.closed_ns), timing.total_s)
-    rest_s = total_s - timing.total_s
-    started_ns = activity.scheduled_ns if activity.started_ns is None else activity.started_ns
-    backlog_s = min(elapsed_s(activity.scheduled_ns, started_ns), rest_s)
-    return TimeParts(
-        orchestration_s=rest_s - backlog_s,
-        host_pre_s=timing.host_pre_s,
-        ready_wait_s=timing.ready_wait_s + backlog_s,
-        engine_queue_s=timing.engine_queue_s,
-        prefill_s=timing.prefill_s,
-        decode_s=timing.decode_s,
-        host_post_s=timing.host_post_s,
-    )
-
-
-def _rows(found: Iterable[Activity], end_ns: int, *, over: bool) -> list[TurnRow]:
-    """Group activities into turns: each LLM step begins one, its tool calls follow it."""
-    turns: list[tuple[StepRow | None, list[Activity]]] = []
-    for activity in found:
-        if activity.name == LLM_STEP:
-            turns.append((_step_row(activity, end_ns, over=over), []))
-        elif activity.name == CALL_TOOL:
-            if not turns:
-                turns.append((None, []))
-            turns[-1][1].append(activity)
-    rows: list[TurnRow] = []
-    for index, (step, calls) in enumerate(turns):
-        tools = tuple(_tool_row(call, end_ns, over=over) for call in calls)
-        tool_s = max([_busy_s(calls, end_ns), *(tool.total_s for tool in tools)])
-        rows.append(TurnRow(turn=index + 1, step=step, tools=tools, tool_s=tool_s))
-    return rows
-
-
-def _lower_bound(steps: Iterable[StepRow]) -> Usage:
-    """Return no usage, marked if history misses what steps without a result have used."""
-    return Usage(lower_bound=any(step.time is None for step in steps))
-
-
-def _tool_s(rows: Iterable[TurnRow]) -> float:
-    return sum(row.tool_s for row in rows)
-
-
-def _busy_s(calls: Sequence[Activity], end_ns: int) -> float:
-    """Return the seconds during which at least one of the calls was in flight."""
-    spans = sorted((call.scheduled_ns, call.closed_ns or end_ns) for call in calls)
-    busy_ns, reached_ns = 0, 0
-    for start_ns, stop_ns in spans:
-        busy_ns += max(0, stop_ns - max(start_ns, reached_ns))
-        reached_ns = max(reached_ns, stop_ns)
-    return busy_ns / 1e9
-
-
-def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
-    asked = _parse(LLMStepInput, activity.argument)
-    result = _parse(LLMStepResult, activity.result)
-    total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
-    row = StepRow(
-        step_id=asked.step_id if asked else activity.activity_id,
-        state=_state(activity, over=over),
-        attempts=activity.attempts,
-        failure=activity.failure,
-        total_s=total_s,
-        unfinished_s=total_s,
-    )
-    if result is None:
-        return row
-    time = split_time(activity, result.timing)
-    total_s, unfinished_s = time.total_s, 0.0
-    message = result.message
-    cancelled = result.outcome is Outcome.CANCELLED
-    if cancelled:
-        unfinished_s = time.orchestration_s
-        time = time.model_copy(update={"orchestration_s": 0.0})
-    return row.model_copy(
-        update={
-            "state": ActivityState.CANCELLED.value if cancelled else row.state,
-            "total_s": total_s,
-            "time": time,
-            "unfinished_s": unfinished_s,
-            "usage": result.usage,
-            "finish_reason": result.finish_reason.value,
-            "cohort_size": result.cohort_size,
-            "replica": result.replica,
-            "epoch": result.epoch,
-            "content": message.content if message else None,
-            "tool_calls": message.tool_calls if message else (),
-        }
-    )
-
-
-def _tool_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
-    asked = _parse(CallToolInput, activity.argument)
-    result = _parse(CallToolResult, activity.result)
-    total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
-    return ToolRow(
-        call_id=asked.call.id if asked else activity.activity_id,
-        tool=asked.call.tool if asked else CALL_TOOL,
-        arguments=asked.call.arguments if asked else {},
-        state=_state(activity, over=over),
-        attempts=activity.attempts,
-        failure=activity.failure,
-        total_s=max(total_s, result.duration_s) if result else total_s,
-        duration_s=result.duration_s if result else None,
-        outcome=result.outcome if result else None,
-        content=result.content if result else None,
-    )
-
-
-def _state(activity: Activity, *, over: bool) -> str:
-    if over and activity.state is ActivityState.OPEN:
-        return ActivityState.LOST.value
-    return activity.state.value
 
 
 class _Ending(Frozen):
@@ -346,7 +152,7 @@ def _ending(events: Sequence[HistoryEvent]) -> _Ending:
     match last.WhichOneof("attributes"):
         case "workflow_execution_completed_event_attributes":
             payloads = last.workflow_execution_completed_event_attributes.result
-            result = _parse(AgentJobResult, first_json(payloads))
+            result = parse(AgentJobResult, first_json(payloads))
             stopped = result is not None and result.stop_reason is not StopReason.ANSWERED
             status = JobStatus.STOPPED if stopped else JobStatus.COMPLETED
             return _Ending(status=status, at_ns=at_ns, result=result)
@@ -368,16 +174,6 @@ def _ending(events: Sequence[HistoryEvent]) -> _Ending:
             return _Ending(status=JobStatus.TERMINATED, at_ns=at_ns, failure=reason or None)
         case _:
             return _Ending(status=JobStatus.RUNNING)
-
-
-def _parse(model: type[M], data: bytes | None) -> M | None:
-    """Return a contract from its JSON; None if there is none, or another version wrote it."""
-    if data is None:
-        return None
-    try:
-        return model.model_validate_json(data)
-    except ValidationError:
-        return None
 
 
 def _moment(at_ns: int) -> datetime:

@@ -68,10 +68,10 @@ with workflow.unsafe.imports_passed_through():
         SESSION_HINT,
     )
     from workflows import failure, limit, option, text, turn
+    from workflows.calling import Caller
     from workflows.failure import LimitReachedError, OutOfTimeError
     from workflows.offer import held_back_by, offer
     from workflows.state import AgentRunInput, JobState
-    from workflows.tool_call import ToolCaller
 
 MAX_HISTORY_EVENTS = 10_000
 MAX_HISTORY_BYTES = 20_000_000
@@ -110,7 +110,7 @@ class AgentWorkflow:
                 deadline=info.workflow_start_time + job.agent.limits.max_wall_time,
             )
         )
-        self._tools = ToolCaller(
+        self._caller = Caller(
             job, self._state, time_left=self._time_left, is_rolling_over=self._is_rolling_over
         )
 
@@ -290,7 +290,7 @@ class AgentWorkflow:
         if makes:
             names = text.one_line(", ".join(each.call.tool for each in makes))
             self._say(f"calling {len(makes)} tool{'s' if len(makes) > 1 else ''}: {names}")
-        await self._tools.make(makes)
+        await self._caller.make(makes)
         if all(each.answer is not None for each in state.calls):
             state.pending = turn.tool_messages(state.calls)
             state.calls = []
@@ -384,6 +384,7 @@ class AgentWorkflow:
             raise error
         message = error.message if isinstance(error, MusterError | FailureError) else str(error)
         self._enter(JobStatus.FAILED, text.one_line(f"failed: {message}"))
-        if isinstance(error, MusterError):
-            raise failure.refusal(error) from error
+        refused = failure.refusal(error) if isinstance(error, MusterError) else error
+        if isinstance(refused, ApplicationError):
+            raise failure.with_spent(refused, self._state.spent()) from error
         raise error

@@ -9,17 +9,19 @@ from typing import Any
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
+    ChildWorkflowError,
     FailureError,
     RetryState,
+    TerminatedError,
     TimeoutType,
 )
 from temporalio.exceptions import (
     TimeoutError as ActivityTimeoutError,
 )
 
-from contracts.agent import ToolRef
+from contracts.agent import SubAgent, ToolRef
 from contracts.error import MusterError
-from contracts.job import StopReason
+from contracts.job import Spent, StopReason
 from workflows import option
 from workflows.text import MAX_ERROR_CHARS, one_line
 
@@ -107,6 +109,45 @@ def tool_failure(tool: ToolRef, error: ActivityError) -> ApplicationError:
         f"tool {tool.tool_name!r} failed: {tool_cause(tool, error)}",
         hint or "set `on_failure: tell_model` for the tool to let the model go on without it",
         "ToolFailedError",
+    )
+
+
+def sub_agent_failure(sub_agent: SubAgent, error: ChildWorkflowError) -> ApplicationError:
+    """Return the job failure for a sub-agent whose policy is `fail_job`, naming both."""
+    hint = _hint(error.cause.details) if isinstance(error.cause, ApplicationError) else ""
+    return _failure(
+        f"sub-agent {sub_agent.name!r} failed: {sub_agent_cause(error)}",
+        hint or "set `on_failure: tell_model` for it to let the model go on without it",
+        "SubAgentFailedError",
+    )
+
+
+def sub_agent_cause(error: ChildWorkflowError) -> str:
+    """Return why a sub-agent's job has ended without a result, in words for people and models."""
+    if isinstance(error.cause, TerminatedError):
+        return "its job was terminated from outside"
+    if isinstance(error.cause, ActivityTimeoutError):
+        return "its job ran out of time"
+    return one_line(_words(error.cause) if error.cause else str(error), MAX_ERROR_CHARS)
+
+
+def spent_by(error: ChildWorkflowError) -> Spent | None:
+    """Return what a failed job tells that it had used; None if it could tell nothing."""
+    details = error.cause.details if isinstance(error.cause, ApplicationError) else ()
+    for detail in details:
+        if isinstance(detail, dict) and "usage" in detail:
+            return Spent.model_validate(detail)
+    return None
+
+
+def with_spent(error: ApplicationError, spent: Spent) -> ApplicationError:
+    """Return a job's failure with what the job has used as its last detail."""
+    return ApplicationError(
+        error.message,
+        *error.details,
+        spent.model_dump(mode="json"),
+        type=error.type,
+        non_retryable=error.non_retryable,
     )
 
 

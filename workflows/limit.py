@@ -25,6 +25,9 @@ RESERVED_SHARE = 0.1
 MAX_RESERVED_TIME = timedelta(seconds=30)
 """Of a job's wall time, this share and no more than this is kept back for its last answer."""
 
+LEAST_TIME = timedelta(milliseconds=1)
+"""A limit on time is never 0."""
+
 MAX_JOB_ID_CHARS = 180
 """A step id is the job id, a branch and a counter, together at most 200 characters."""
 
@@ -77,6 +80,38 @@ def reserved_time(limits: Limits) -> timedelta:
     if limits.last_answer_tokens == 0:
         return timedelta(0)
     return min(MAX_RESERVED_TIME, limits.max_wall_time * RESERVED_SHARE)
+
+
+def narrowed(
+    own: Limits, of_caller: Limits, state: JobState, *, callers: int, time_left: timedelta
+) -> Limits:
+    """Return a sub-agent's limits within what is left of its caller's.
+
+    What is left is shared evenly by the `callers`, the sub-agents that are called together.
+    """
+
+    def share(limit: int | None, used: int, most: int | None, least: int) -> int | None:
+        if limit is None:
+            return most
+        left = max(least, (limit - used) // callers)
+        return left if most is None else min(most, left)
+
+    spent = spent_tokens(state.usage)
+    engine_time, left = own.max_engine_time, of_caller.max_engine_time
+    if left is not None:
+        left = max(LEAST_TIME, (left - timedelta(seconds=state.attained_s)) / callers)
+        engine_time = left if engine_time is None else min(engine_time, left)
+    return own.model_copy(
+        update={
+            "max_tokens": share(of_caller.max_tokens, spent, own.max_tokens, 1),
+            "max_llm_steps": share(of_caller.max_llm_steps, state.llm_steps, own.max_llm_steps, 1),
+            "max_tool_calls": share(
+                of_caller.max_tool_calls, state.tool_calls, own.max_tool_calls, 0
+            ),
+            "max_engine_time": engine_time,
+            "max_wall_time": min(own.max_wall_time, time_left),
+        }
+    )
 
 
 def check_message(message: JobMessage, state: JobState) -> None:

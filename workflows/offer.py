@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.agent import AgentSpec, ToolRef
+from contracts.agent import AgentSpec, SubAgent, ToolRef
 from contracts.error import MusterError
 from contracts.llm_step import OutputForm
 from workflows.state import JobState
@@ -13,7 +13,7 @@ class NothingOfferedError(MusterError):
     """No tool may be called any more, and the answer is still held back."""
 
 
-def calls_left(tool: ToolRef, state: JobState) -> int | None:
+def calls_left(tool: ToolRef | SubAgent, state: JobState) -> int | None:
     """Return how often `tool` may still be called, None if its policy sets no limit."""
     if tool.max_calls is None:
         return None
@@ -32,7 +32,7 @@ def offer(agent: AgentSpec, state: JobState) -> OutputForm:
     """
     tools = [
         tool
-        for tool in agent.tools
+        for tool in agent.callables
         if calls_left(tool, state) != 0 and not held_back_by(tool.after, state)
     ]
     may_answer = not held_back_by(agent.answer_after, state)
@@ -45,7 +45,7 @@ def offer(agent: AgentSpec, state: JobState) -> OutputForm:
     )
 
 
-def _max_calls(agent: AgentSpec, tools: list[ToolRef], state: JobState) -> int:
+def _max_calls(agent: AgentSpec, tools: list[ToolRef | SubAgent], state: JobState) -> int:
     """Return how many calls one message may hold, at least 1."""
     bounds = [agent.max_parallel_tool_calls, agent.limits.max_tool_calls - state.tool_calls]
     left = [calls_left(tool, state) for tool in tools]
@@ -56,7 +56,7 @@ def _max_calls(agent: AgentSpec, tools: list[ToolRef], state: JobState) -> int:
 
 def _nothing_offered(agent: AgentSpec, state: JobState) -> NothingOfferedError:
     missing = held_back_by(agent.answer_after, state)
-    causes = [_why_not(tool, state) for tool in agent.tools]
+    causes = [_why_not(tool, state) for tool in agent.callables]
     return NothingOfferedError(
         f"agent {agent.name!r} can go on no further: its answer waits for "
         f"{', '.join(missing)}, and no tool may be called ({'; '.join(causes)})",
@@ -64,7 +64,7 @@ def _nothing_offered(agent: AgentSpec, state: JobState) -> NothingOfferedError:
     )
 
 
-def _why_not(tool: ToolRef, state: JobState) -> str:
+def _why_not(tool: ToolRef | SubAgent, state: JobState) -> str:
     """Return why a tool that is not offered is not."""
     name, tally = tool.tool_name, state.tally(tool.tool_name)
     if calls_left(tool, state) == 0:

@@ -5,12 +5,37 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TypedDict
 
-from temporalio.common import Priority, RetryPolicy
-from temporalio.workflow import ActivityCancellationType
+from temporalio.common import (
+    Priority,
+    RetryPolicy,
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDReusePolicy,
+)
+from temporalio.workflow import (
+    ActivityCancellationType,
+    ChildWorkflowCancellationType,
+    ParentClosePolicy,
+)
 
 from contracts.agent import ToolPolicy
-from contracts.job import AgentJobInput
-from contracts.name import TOOLS_QUEUE, continue_queue, start_queue
+from contracts.job import AgentJobInput, JobStatus
+from contracts.name import (
+    SEARCH_AGENT,
+    SEARCH_STATE,
+    SEARCH_TENANT,
+    TOOLS_QUEUE,
+    continue_queue,
+    start_queue,
+)
+
+_AGENT = SearchAttributeKey.for_keyword(SEARCH_AGENT)
+_TENANT = SearchAttributeKey.for_keyword(SEARCH_TENANT)
+_STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
+
+TIMEOUT_GRACE = timedelta(hours=1)
+"""A sub-agent stops itself at its wall-time limit; the server ends it this much later."""
 
 OPEN_JOB_TIMEOUT = timedelta(minutes=10)
 """Schedule to close of `open_job`: a tool worker that is away longer fails the job."""
@@ -79,6 +104,35 @@ def llm_step_options(
         retry_policy=LLM_STEP_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         priority=priority(job),
+    )
+
+
+class ChildOptions(TypedDict, total=False):
+    """Keyword arguments of `workflow.execute_child_workflow`."""
+
+    execution_timeout: timedelta
+    cancellation_type: ChildWorkflowCancellationType
+    parent_close_policy: ParentClosePolicy
+    id_reuse_policy: WorkflowIDReusePolicy
+    priority: Priority
+    search_attributes: TypedSearchAttributes
+
+
+def sub_agent_options(job: AgentJobInput) -> ChildOptions:
+    """Return the options of a sub-agent's job; `job` is the sub-agent's."""
+    return ChildOptions(
+        execution_timeout=job.agent.limits.max_wall_time + TIMEOUT_GRACE,
+        cancellation_type=ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+        parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
+        id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+        priority=priority(job),
+        search_attributes=TypedSearchAttributes(
+            [
+                SearchAttributePair(_AGENT, job.agent.name),
+                SearchAttributePair(_TENANT, job.tenant),
+                SearchAttributePair(_STATE, JobStatus.RUNNING.value),
+            ]
+        ),
     )
 
 

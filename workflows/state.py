@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, StopReason
+from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, Spent, StopReason
 from contracts.llm_step import LLMStepResult, Usage
 from contracts.message import ContextRef, Message, Role, ToolCall
 from contracts.tool import ToolOutcome
@@ -108,6 +108,13 @@ class JobState(BaseModel):
         else:
             tally.last_error = content[:MAX_LAST_ERROR_CHARS]
 
+    def count_sub_agent(self, spent: Spent | AgentJobResult) -> None:
+        """Account for what a sub-agent has used."""
+        self.llm_steps += spent.llm_steps
+        self.tool_calls += spent.tool_calls
+        self.usage = self.usage + spent.usage
+        self.attained_s += spent.engine_s
+
     def receive(self, message: JobMessage) -> None:
         """Keep a message for the next turn, unless it has come before."""
         if message.id not in self.seen_messages:
@@ -132,6 +139,16 @@ class JobState(BaseModel):
             llm_steps=self.llm_steps,
             tool_calls=self.tool_calls,
             usage=self.usage,
+            engine_s=self.attained_s,
+        )
+
+    def spent(self) -> Spent:
+        """Return what the job has used so far."""
+        return Spent(
+            llm_steps=self.llm_steps,
+            tool_calls=self.tool_calls,
+            usage=self.usage,
+            engine_s=self.attained_s,
         )
 
     def progress(self) -> JobProgress:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contracts.agent import AgentSpec
+from contracts.job import AgentJobResult, StopReason
 from contracts.llm_step import OutputForm
 from contracts.message import ToolCall
+from contracts.tool import ToolOutcome
 from workflows.state import JobState
 
 MAX_SUMMARY_CHARS = 120
@@ -58,6 +60,16 @@ def call_summary(call: ToolCall) -> str:
     """Return one line on a tool call: the tool and its arguments, shortened."""
     pairs = (f"{name}={_shown(value)}" for name, value in call.arguments.items())
     return summary(f"{call.tool}({', '.join(pairs)})")
+
+
+def sub_agent_answer(result: AgentJobResult) -> tuple[str, ToolOutcome]:
+    """Return what a caller's model reads of a sub-agent's result, and whether that is an answer."""
+    stop = result.stop_reason
+    if result.answer is None:
+        return f"error: stopped without an answer at its limit {stop}", ToolOutcome.ERROR
+    if stop is StopReason.ANSWERED:
+        return result.answer, ToolOutcome.OK
+    return f"{result.answer}\n(It had to stop at its limit {stop}.)", ToolOutcome.OK
 
 
 def _shown(value: object) -> str:

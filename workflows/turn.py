@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pydantic_core import to_json
 
-from contracts.agent import AgentSpec, ToolRef
+from contracts.agent import AgentSpec, SubAgent, ToolRef
 from contracts.job import StopReason
 from contracts.limit import MAX_APPEND_BYTES
 from contracts.llm_step import OutputForm
@@ -31,7 +31,7 @@ def plan_calls(
 
     `form` is what was offered to the model.
     """
-    known = {tool.tool_name: tool for tool in agent.tools}
+    known = {tool.tool_name: tool for tool in agent.callables}
     made: Counter[str] = Counter()
     seen: set[str] = set()
     plan: list[OpenCall] = []
@@ -48,7 +48,7 @@ def plan_calls(
 
 def _error(
     call: ToolCall,
-    known: dict[str, ToolRef],
+    known: dict[str, ToolRef | SubAgent],
     form: OutputForm,
     agent: AgentSpec,
     state: JobState,

@@ -25,7 +25,7 @@ PASSTHROUGH = (
     "workflows.option",
     "workflows.state",
     "workflows.text",
-    "workflows.tool_call",
+    "workflows.calling",
     "workflows.turn",
 )
 """Imported once for all jobs: they hold no state, and pydantic classes are slow to build."""

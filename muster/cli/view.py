@@ -14,10 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from contracts.job import JobStatus, StopReason
+from contracts.llm_step import Usage
 from contracts.tool import ToolOutcome
 from muster.duration import show_duration
 from muster.job_row import JobRow
-from muster.report import JobReport, StepRow, ToolRow
+from muster.report import JobReport
+from muster.turn_row import StepRow, ToolRow
 
 PLAIN_WIDTH = 160
 """Width of tables that go to a file or a pipe: wide enough to keep ids whole."""
@@ -227,14 +229,12 @@ class _Line:
 
 
 def _step_line(turn: int, step: StepRow) -> _Line:
-    usage = step.usage
-    tokens = f"{usage.prompt_tokens:,} ({usage.cached_tokens:,}) → {usage.completion_tokens:,}"
     calls = ", ".join(call_text(call.tool, call.arguments) for call in step.tool_calls)
     return _Line(
         turn=str(turn),
         what="LLM step",
         state=_state(step.state),
-        tokens=tokens if step.time else "",
+        tokens=_tokens(step.usage) if step.time else "",
         seconds=f"{step.total_s:.2f}",
         tries=str(step.attempts or ""),
         came_to=_preview(calls or step.content or ""),
@@ -246,14 +246,18 @@ def _tool_line(tool: ToolRow) -> _Line:
     refused = tool.outcome is ToolOutcome.ERROR
     return _Line(
         turn="",
-        what=f"  {tool.tool}",
+        what=f"  {tool.tool} ({tool.sub_job})" if tool.sub_job else f"  {tool.tool}",
         state=_state("error" if refused else tool.state),
-        tokens="",
+        tokens=_tokens(tool.spent.usage) if tool.spent else "",
         seconds=f"{tool.total_s:.2f}",
         tries=str(tool.attempts or ""),
         came_to=_preview(tool.content or ""),
         failure=_preview(tool.failure or ""),
     )
+
+
+def _tokens(usage: Usage) -> str:
+    return f"{usage.prompt_tokens:,} ({usage.cached_tokens:,}) → {usage.completion_tokens:,}"
 
 
 def _state(state: str) -> Text:

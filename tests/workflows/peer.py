@@ -128,6 +128,8 @@ class Script:
     step_queues: list[str] = field(default_factory=list)
     tool_calls: list[CallToolInput] = field(default_factory=list)
     hints: list[SessionHint] = field(default_factory=list)
+    sub_agents: dict[str, Script] = field(default_factory=dict)
+    """By the name of the agent that the job calls."""
 
 
 @dataclass
@@ -184,7 +186,11 @@ class Peer:
 
     @activity.defn(name=OPEN_JOB)
     async def open_job(self, opening: OpenJobInput) -> OpenJobResult:
-        """Open a job as its script says."""
+        """Open a job as its script says; a sub-agent's is part of its caller's."""
+        if opening.job_id not in self.scripts:
+            callers = [name for name in self.scripts if opening.job_id.startswith(f"{name}-")]
+            caller = self._script(max(callers, key=len, default=""))
+            self.scripts[opening.job_id] = caller.sub_agents[opening.agent.name]
         script = self._script(opening.job_id)
         script.openings += 1
         return await script.opening(opening)

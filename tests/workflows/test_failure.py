@@ -55,7 +55,7 @@ async def test_open_job_failure_is_the_jobs_own(stage: Stage) -> None:
     handle, script = await stage.start(agent(tool("search")), opening=refuse)
     error = await failure_of(handle)
     assert error.message == "tool 'search': no module named 'shop'"
-    assert (error.type, error.details) == ("BadInputError", ("check `function`",))
+    assert (error.type, error.details[0]) == ("BadInputError", "check `function`")
     assert (script.openings, script.steps) == (1, [])
     state = SearchAttributeKey.for_keyword(SEARCH_STATE)
     assert (await handle.describe()).typed_search_attributes.get(state) == "failed"
@@ -113,7 +113,7 @@ async def test_step_failure_fails_the_job_with_its_message_and_hint(
     error = await failure_of(handle)
     assert error.message == f"LLM step {script.steps[0].step_id} failed: {LONG}"
     assert error.type == "LimitExceededError"
-    assert error.details == (HINT,)
+    assert error.details[0] == HINT
     assert len(script.steps) == 1
 
 
@@ -144,7 +144,7 @@ async def test_fail_job_policy_names_tool_and_cause(stage: Stage) -> None:
     )
     error = await failure_of(handle)
     assert error.message == "tool 'pay' failed: card refused by bank"
-    assert (error.type, error.details) == ("ToolFailedError", ("ask for another card",))
+    assert (error.type, error.details[0]) == ("ToolFailedError", "ask for another card")
 
 
 async def test_fail_job_policy_leaves_the_models_own_mistakes_to_the_model(stage: Stage) -> None:

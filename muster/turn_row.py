@@ -1,0 +1,238 @@
+"""A job's turns, from the activities of its history: LLM steps, tool calls, sub-agents' jobs.
+
+Each LLM step's time is split into parts that sum to its total:
+
+- The total is from server event times, scheduled to completed. If the server's clock jumped and
+  this is less than the service measured with its own monotonic clock, the service's sum stands.
+- The parts inside the service are what it measured (`StepTiming`).
+- Backlog, the wait on the task queue before the last attempt started, is a part of `ready_wait`;
+  never below 0, and no more than the total leaves beside the measured parts.
+- `orchestration` is the remainder.
+
+Tool time is the time during which at least one call of the turn was in flight. LLM steps without a
+result (open, failed, lost) have no parts, and of a cancelled one only the parts that it told are
+known: the rest of their time is `unfinished_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import JsonValue
+
+from contracts.job import AgentJobInput, AgentJobResult, Spent
+from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
+from contracts.message import Frozen, ToolCall
+from contracts.name import AGENT_WORKFLOW, CALL_TOOL, LLM_STEP, TASK
+from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
+from muster.history import Activity, ActivityState, elapsed_s, parse
+
+
+class TimeParts(Frozen):
+    """Where time went, in seconds."""
+
+    orchestration_s: float = 0.0
+    host_pre_s: float = 0.0
+    ready_wait_s: float = 0.0
+    engine_queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    host_post_s: float = 0.0
+    tool_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Sum of all parts."""
+        return (
+            self.orchestration_s
+            + self.host_pre_s
+            + self.ready_wait_s
+            + self.engine_queue_s
+            + self.prefill_s
+            + self.decode_s
+            + self.host_post_s
+            + self.tool_s
+        )
+
+    def __add__(self, other: TimeParts) -> TimeParts:
+        theirs = other.model_dump()
+        return TimeParts(**{key: value + theirs[key] for key, value in self.model_dump().items()})
+
+
+class StepRow(Frozen):
+    """One LLM step; `time` (None without a result) and `unfinished_s` sum to `total_s`."""
+
+    step_id: str
+    state: str
+    attempts: int
+    failure: str | None
+    total_s: float
+    time: TimeParts | None = None
+    unfinished_s: float = 0.0
+    usage: Usage = Usage()
+    finish_reason: str | None = None
+    cohort_size: int = 0
+    replica: str | None = None
+    epoch: int | None = None
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class ToolRow(Frozen):
+    """One tool call. `total_s` is from asked for to answered, `duration_s` inside the tool.
+
+    Or a call of a sub-agent: `sub_job` is its job, `spent` what that has used, as far as it told.
+    """
+
+    call_id: str
+    tool: str
+    arguments: dict[str, JsonValue]
+    state: str
+    attempts: int
+    failure: str | None
+    total_s: float
+    duration_s: float | None = None
+    outcome: ToolOutcome | None = None
+    content: str | None = None
+    sub_job: str | None = None
+    spent: Spent | None = None
+
+
+class TurnRow(Frozen):
+    """One turn: an LLM step and the tool calls that followed it."""
+
+    turn: int
+    step: StepRow | None
+    tools: tuple[ToolRow, ...] = ()
+    tool_s: float = 0.0
+
+
+def split_time(activity: Activity, timing: StepTiming) -> TimeParts:
+    """Return the parts of a completed LLM step; they sum to its total."""
+    assert activity.closed_ns is not None, "only a completed step has parts"
+    total_s = max(elapsed_s(activity.scheduled_ns, activity.closed_ns), timing.total_s)
+    rest_s = total_s - timing.total_s
+    started_ns = activity.scheduled_ns if activity.started_ns is None else activity.started_ns
+    backlog_s = min(elapsed_s(activity.scheduled_ns, started_ns), rest_s)
+    return TimeParts(
+        orchestration_s=rest_s - backlog_s,
+        host_pre_s=timing.host_pre_s,
+        ready_wait_s=timing.ready_wait_s + backlog_s,
+        engine_queue_s=timing.engine_queue_s,
+        prefill_s=timing.prefill_s,
+        decode_s=timing.decode_s,
+        host_post_s=timing.host_post_s,
+    )
+
+
+def turn_rows(found: Iterable[Activity], end_ns: int, *, over: bool) -> list[TurnRow]:
+    """Group activities into turns: each LLM step begins one, its tool calls follow it."""
+    turns: list[tuple[StepRow | None, list[Activity]]] = []
+    for activity in found:
+        if activity.name == LLM_STEP:
+            turns.append((_step_row(activity, end_ns, over=over), []))
+        elif activity.name in (CALL_TOOL, AGENT_WORKFLOW):
+            if not turns:
+                turns.append((None, []))
+            turns[-1][1].append(activity)
+    rows: list[TurnRow] = []
+    for index, (step, calls) in enumerate(turns):
+        tools = tuple(_tool_row(call, end_ns, over=over) for call in calls)
+        tool_s = max([_busy_s(calls, end_ns), *(tool.total_s for tool in tools)])
+        rows.append(TurnRow(turn=index + 1, step=step, tools=tools, tool_s=tool_s))
+    return rows
+
+
+def _busy_s(calls: Sequence[Activity], end_ns: int) -> float:
+    """Return the seconds during which at least one of the calls was in flight."""
+    spans = sorted((call.scheduled_ns, call.closed_ns or end_ns) for call in calls)
+    busy_ns, reached_ns = 0, 0
+    for start_ns, stop_ns in spans:
+        busy_ns += max(0, stop_ns - max(start_ns, reached_ns))
+        reached_ns = max(reached_ns, stop_ns)
+    return busy_ns / 1e9
+
+
+def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
+    asked = parse(LLMStepInput, activity.argument)
+    result = parse(LLMStepResult, activity.result)
+    total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
+    row = StepRow(
+        step_id=asked.step_id if asked else activity.activity_id,
+        state=_state(activity, over=over),
+        attempts=activity.attempts,
+        failure=activity.failure,
+        total_s=total_s,
+        unfinished_s=total_s,
+    )
+    if result is None:
+        return row
+    time = split_time(activity, result.timing)
+    total_s, unfinished_s = time.total_s, 0.0
+    message = result.message
+    cancelled = result.outcome is Outcome.CANCELLED
+    if cancelled:
+        unfinished_s = time.orchestration_s
+        time = time.model_copy(update={"orchestration_s": 0.0})
+    return row.model_copy(
+        update={
+            "state": ActivityState.CANCELLED.value if cancelled else row.state,
+            "total_s": total_s,
+            "time": time,
+            "unfinished_s": unfinished_s,
+            "usage": result.usage,
+            "finish_reason": result.finish_reason.value,
+            "cohort_size": result.cohort_size,
+            "replica": result.replica,
+            "epoch": result.epoch,
+            "content": message.content if message else None,
+            "tool_calls": message.tool_calls if message else (),
+        }
+    )
+
+
+def _sub_agent_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
+    """Return the row of a sub-agent's job, from what its caller's history says of it."""
+    asked = parse(AgentJobInput, activity.argument)
+    result = parse(AgentJobResult, activity.result)
+    spent = parse(Spent, activity.result)
+    if result is not None:
+        spent = Spent.model_validate(result.model_dump(include=set(Spent.model_fields)))
+    return ToolRow(
+        call_id=activity.activity_id,
+        tool=asked.agent.name if asked else activity.name,
+        arguments={TASK: asked.input} if asked else {},
+        state=_state(activity, over=over),
+        attempts=activity.attempts,
+        failure=activity.failure,
+        total_s=elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns),
+        content=result.answer if result else None,
+        sub_job=activity.activity_id,
+        spent=spent,
+    )
+
+
+def _tool_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
+    if activity.name == AGENT_WORKFLOW:
+        return _sub_agent_row(activity, end_ns, over=over)
+    asked = parse(CallToolInput, activity.argument)
+    result = parse(CallToolResult, activity.result)
+    total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
+    return ToolRow(
+        call_id=asked.call.id if asked else activity.activity_id,
+        tool=asked.call.tool if asked else CALL_TOOL,
+        arguments=asked.call.arguments if asked else {},
+        state=_state(activity, over=over),
+        attempts=activity.attempts,
+        failure=activity.failure,
+        total_s=max(total_s, result.duration_s) if result else total_s,
+        duration_s=result.duration_s if result else None,
+        outcome=result.outcome if result else None,
+        content=result.content if result else None,
+    )
+
+
+def _state(activity: Activity, *, over: bool) -> str:
+    if over and activity.state is ActivityState.OPEN:
+        return ActivityState.LOST.value
+    return activity.state.value
