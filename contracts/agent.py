@@ -189,3 +189,6 @@ class AgentSpec(Frozen):
                 f"agents call agents {self.depth} levels deep, the limit is {MAX_AGENT_DEPTH}"
             )
         return self
+
+
+SubAgent.model_rebuild()

@@ -2,7 +2,7 @@
 
 Beside the fields of `AgentSpec` a file may use short forms: a tool is its import path alone, an
 example is `user: text` (or `assistant:`, `system:`, `tool:`), a duration is `30s`, `5m`, `1h30m` or
-a number of seconds.
+a number of seconds. A sub-agent is a file of its own: `file: other.yaml`, seen from this one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import Any
 
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from contracts.agent import AgentSpec, ToolRef
+from contracts.agent import AgentSpec, SubAgent, ToolRef
 from contracts.error import BadInputError, LimitExceededError
-from contracts.limit import MAX_AGENT_FILE_BYTES
+from contracts.limit import MAX_AGENT_DEPTH, MAX_AGENT_FILE_BYTES
 from contracts.message import Message, Role
 from muster.yaml_shape import Shape, build
 from muster.yaml_tree import FileValueError, KeyPath, Tree, nearest, parse_tree
@@ -35,6 +35,8 @@ class AgentFile:
     file: str
     spec: AgentSpec
     tree: Tree
+    agents: tuple[AgentFile, ...] = ()
+    """Those of its sub-agents, in their order."""
 
     def at(self, path: KeyPath, error: BadInputError) -> FileValueError:
         """Return `error` with the file, the line and the key that it is about."""
@@ -56,8 +58,9 @@ def load_agent(path: Path, tool_path: Sequence[Path]) -> AgentSpec:
     while they are imported goes to standard error.
     """
     agent = read_agent_file(path)
-    if agent.spec.tools:
-        check_tools(agent, tool_path)
+    for each in _with_sub_agents(agent):
+        if each.spec.tools:
+            check_tools(each, tool_path)
     return agent.spec
 
 
@@ -76,16 +79,84 @@ def check_tools(agent: AgentFile, tool_path: Sequence[Path]) -> None:
             raise agent.at(("tools", index, "function"), error) from error
 
 
-def parse_agent(text: str, file: str) -> AgentFile:
-    """Return the agent that YAML `text` declares; `file` names it in errors."""
+def _with_sub_agents(agent: AgentFile) -> Iterator[AgentFile]:
+    yield agent
+    for each in agent.agents:
+        yield from _with_sub_agents(each)
+
+
+def parse_agent(text: str, file: str, *, callers: tuple[Path, ...] = ()) -> AgentFile:
+    """Return the agent that YAML `text` declares; `file` names it in errors.
+
+    `callers` are the files of the agents that call this one, the outermost first.
+    """
     tree = parse_tree(text, file)
-    shape = Shape({ToolRef: _tool_by_path, Message: _message_by_role})
+    reader = _SubAgentReader((*callers, Path(file)))
+    shape = Shape({ToolRef: _tool_by_path, Message: _message_by_role, SubAgent: reader.by_file})
     data = shape.read(AgentSpec, tree)
     _check_names(tree, data)
     _name_tool_messages(tree, data)
     spec = build(AgentSpec, data, tree)
     _check_order(tree, spec)
-    return AgentFile(file, spec, tree)
+    return AgentFile(file, spec, tree, tuple(reader.found))
+
+
+class _SubAgentReader:
+    """Puts the agent of another file where a sub-agent names one."""
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        self._files = files
+        self.found: list[AgentFile] = []
+
+    def by_file(self, tree: Tree, node: Node, path: KeyPath) -> Node:
+        """Return a sub-agent's node with the other file's agent as its `agent`."""
+        entries = {key: value for key, _, value in tree.entries(node, path)}
+        named = entries.get("file")
+        if not isinstance(named, ScalarNode) or not named.value:
+            raise tree.error(
+                named or node,
+                (*path, "file"),
+                "expected the file of the sub-agent",
+                hint="add a line `file: other.yaml`; it is looked for beside this file",
+            )
+        agent = self._read(tree, named, (*path, "file"))
+        self.found.append(agent)
+        assert isinstance(node, MappingNode)
+        kept = [pair for pair in node.value if pair[1] is not named]
+        if "name" not in entries:
+            kept.append((_text("name", node), _text(agent.spec.name, node)))
+        node.value[:] = [*kept, (_text("agent", node), agent.tree.root)]
+        return node
+
+    def _read(self, tree: Tree, named: ScalarNode, path: KeyPath) -> AgentFile:
+        own = self._files[-1]
+        file = own.parent / str(named.value)
+        files = [*map(Path.resolve, self._files), file.resolve()]
+        if files[-1] in files[:-1]:
+            raise tree.error(
+                named,
+                path,
+                f"agents call each other: {' <- '.join(each.name for each in reversed(files))}",
+                hint="an agent cannot call one that calls it",
+            )
+        if len(files) > MAX_AGENT_DEPTH:
+            raise tree.error(
+                named,
+                path,
+                f"agents call agents {len(files)} levels deep, the limit is {MAX_AGENT_DEPTH}",
+                hint="let an agent higher up call this one",
+            )
+        try:
+            text = _read_text(file)
+        except FileValueError:
+            raise
+        except BadInputError as error:
+            raise tree.error(named, path, error.message, hint=error.hint) from None
+        return parse_agent(text, str(file), callers=self._files)
+
+
+def _text(text: str, near: Node) -> ScalarNode:
+    return ScalarNode("tag:yaml.org,2002:str", text, near.start_mark, near.end_mark)
 
 
 def _read_text(path: Path) -> str:
@@ -186,24 +257,35 @@ def _message_by_role(tree: Tree, node: Node, path: KeyPath) -> Mapping[str, Any]
 
 def _check_names(tree: Tree, data: Mapping[str, Any]) -> None:
     """Refuse a tool named twice and a name in `after` or `answer_after` that no tool has."""
-    tools: list[Mapping[str, Any]] = data.get("tools", [])
     names: dict[str, KeyPath] = {}
-    for index, tool in enumerate(tools):
-        name = tool.get("name") or str(tool["function"]).rpartition(":")[2]
-        path: KeyPath = ("tools", index, "name" if tool.get("name") else "function")
+    for path, each in _callables(data):
+        name, key = _name_of(each)
         if name in names:
             raise _at(
                 tree,
-                path,
+                (*path, key),
                 f"a tool is already named {name!r} on line {tree.line(names[name])}",
                 "give one of them another `name`",
             )
-        names[name] = path
-    for index, tool in enumerate(tools):
-        own = tool.get("name") or str(tool["function"]).rpartition(":")[2]
-        others = [name for name in names if name != own]
-        _check_known(tree, ("tools", index, "after"), tool.get("after", []), others)
+        names[name] = (*path, key)
+    for path, each in _callables(data):
+        others = [name for name in names if name != _name_of(each)[0]]
+        _check_known(tree, (*path, "after"), each.get("after", []), others)
     _check_known(tree, ("answer_after",), data.get("answer_after", []), list(names))
+
+
+def _callables(data: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+    """Yield each tool and sub-agent with its path."""
+    for key in ("tools", "agents"):
+        for index, each in enumerate(data.get(key, [])):
+            yield (key, index), each
+
+
+def _name_of(each: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what the model calls a tool or sub-agent, and the key that says so."""
+    if each.get("name"):
+        return str(each["name"]), "name"
+    return str(each["function"]).rpartition(":")[2], "function"
 
 
 def _name_tool_messages(tree: Tree, data: Mapping[str, Any]) -> None:
@@ -249,15 +331,17 @@ def _check_known(tree: Tree, path: KeyPath, names: list[str], known: list[str]) 
 
 def _check_order(tree: Tree, spec: AgentSpec) -> None:
     """Refuse tools that wait for each other: none of them could ever be offered."""
-    sorter = TopologicalSorter({tool.tool_name: tool.after for tool in spec.tools})
+    sorter = TopologicalSorter({each.tool_name: each.after for each in spec.callables})
     try:
         sorter.prepare()
     except CycleError as error:
         circle: list[str] = error.args[1]
-        index = next(i for i, tool in enumerate(spec.tools) if tool.tool_name == circle[0])
+        paths = [("tools", i) for i in range(len(spec.tools))]
+        paths += [("agents", i) for i in range(len(spec.agents))]
+        index = next(i for i, each in enumerate(spec.callables) if each.tool_name == circle[0])
         raise _at(
             tree,
-            ("tools", index, "after"),
+            (*paths[index], "after"),
             f"tools wait for each other: {' <- '.join(circle)}",
             "take one of these names out of `after`",
         ) from None

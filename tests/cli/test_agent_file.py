@@ -12,7 +12,7 @@ from contracts.agent import AgentSpec, OnFailure
 from contracts.error import BadInputError, LimitExceededError
 from contracts.limit import MAX_AGENT_FILE_BYTES, MAX_TOOLS
 from contracts.message import Role
-from muster.agent_file import parse_agent, read_agent_file
+from muster.agent_file import load_agent, parse_agent, read_agent_file
 from muster.yaml_tree import FileValueError
 
 HEAD = "name: weather\ninstructions: Say what to wear.\n"
@@ -228,3 +228,93 @@ def test_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + HEAD.encode())
     assert read_agent_file(path).spec.name == "weather"
+
+
+SUB = """\
+name: finder
+instructions: Find things.
+tools: [shop:find]
+"""
+
+
+def write(directory: Path, **files: str) -> Path:
+    """Write agent files and return the first one's path."""
+    for name, text in files.items():
+        (directory / f"{name}.yaml").write_text(text)
+    return directory / f"{next(iter(files))}.yaml"
+
+
+def test_sub_agent_is_a_file_beside_its_callers(tmp_path: Path) -> None:
+    text = HEAD + "agents:\n  - file: finder.yaml\n    description: Finds things.\n"
+    agent = read_agent_file(write(tmp_path, caller=text, finder=SUB))
+    [sub_agent] = agent.spec.agents
+    assert (sub_agent.name, sub_agent.agent.name) == ("finder", "finder")
+    assert [tool.tool_name for tool in sub_agent.agent.tools] == ["find"]
+    text += "    name: helper\n    max_calls: 2\nanswer_after: [helper]\n"
+    agent = read_agent_file(write(tmp_path, caller=text, finder=SUB))
+    assert (agent.spec.agents[0].name, agent.spec.agents[0].max_calls) == ("helper", 2)
+
+
+@pytest.mark.parametrize(
+    ("files", "where", "problem"),
+    [
+        ({"a": "  - description: x\n"}, "a.yaml:4: agents[0].file:", "expected the file"),
+        ({"a": "  - file: no.yaml\n    description: x\n"}, "a.yaml:4: agents[0].file:", "no agent"),
+        ({"a": "  - file: b.yaml\n", "b": ""}, "a.yaml:4: agents[0]:", "'description' is missing"),
+        (
+            {"a": "  - file: a.yaml\n    description: x\n"},
+            "a.yaml:4: agents[0].file:",
+            "agents call each other: a.yaml <- a.yaml",
+        ),
+        (
+            {
+                "a": "  - file: b.yaml\n    description: x\n",
+                "b": "  - file: a.yaml\n    description: x\n",
+            },
+            "b.yaml:4: agents[0].file:",
+            "agents call each other: a.yaml <- b.yaml <- a.yaml",
+        ),
+        (
+            {
+                "a": "  - file: b.yaml\n    description: x\n",
+                "b": "  - file: c.yaml\n    description: x\n",
+                "c": "  - file: d.yaml\n    description: x\n",
+                "d": "",
+            },
+            "c.yaml:4: agents[0].file:",
+            "4 levels deep, the limit is 3",
+        ),
+        (
+            {
+                "a": "  - file: b.yaml\n    description: x\n  - file: b.yaml\n    description: y\n",
+                "b": "",
+            },
+            "a.yaml:",
+            "a tool is already named 'b'",
+        ),
+    ],
+)
+def test_wrong_sub_agent_is_one_error_with_file_and_line(
+    tmp_path: Path, files: dict[str, str], where: str, problem: str
+) -> None:
+    texts = {
+        name: f"name: {name}\ninstructions: Serve.\n" + (f"agents:\n{text}" if text else "")
+        for name, text in files.items()
+    }
+    with pytest.raises(FileValueError) as caught:
+        read_agent_file(write(tmp_path, **texts))
+    assert str(caught.value).startswith(f"{tmp_path}/{where}"), str(caught.value)
+    assert problem in str(caught.value)
+    assert caught.value.hint
+
+
+def test_error_in_a_sub_agents_file_names_that_file(tmp_path: Path) -> None:
+    text = HEAD + "agents:\n  - file: finder.yaml\n    description: x\n"
+    path = write(tmp_path, caller=text, finder=SUB + "limits: {max_turns: 0}\n")
+    with pytest.raises(FileValueError, match=r"finder.yaml:4: limits.max_turns: expected"):
+        read_agent_file(path)
+    write(tmp_path, finder=SUB)
+    with pytest.raises(
+        FileValueError, match=r"finder.yaml:3: tools\[0\].function: tool 'shop:find'"
+    ):
+        load_agent(path, [])
