@@ -103,14 +103,16 @@ async def test_roll_over_in_the_middle_of_a_turn_makes_the_rest_of_its_calls(
         return answered(call, f"{number} left")
 
     asked: list[tuple[str, dict[str, JsonValue]]] = [("search", {"n": n}) for n in range(6)]
-    many = calls(*asked)
+    one, many = calls(("search", {"n": 7})), calls(*asked)
     spec = agent(
         tool("search", retry={"max_attempts": 2}), max_parallel_tool_calls=6, limits=patient()
     )
-    handle, script = await rolling_stage.start(spec, many, says("Done."), tools={"search": fragile})
+    handle, script = await rolling_stage.start(
+        spec, one, many, says("Done."), tools={"search": fragile}
+    )
     result = await asyncio.wait_for(handle.result(), 150)
-    assert (result.answer, result.tool_calls) == ("Done.", 6)
-    assert [m.content for m in script.steps[1].append] == [f"{n} left" for n in range(6)]
+    assert (result.answer, result.tool_calls) == ("Done.", 7)
+    assert [m.content for m in script.steps[2].append] == [f"{n} left" for n in range(6)]
     last, first = await rolling_stage.histories(handle)
     assert names_of(first)[-1] == names_of(last)[0] == CALL_TOOL
     assert LLM_STEP in names_of(last)
