@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from contracts.llm_step import LLMStepInput, LLMStepResult
 from contracts.message import ContextRef, Message, Role
-from inference_service.engine.protocol import EngineRequest
+from inference_service.engine.protocol import ChatTokenizer, EngineRequest
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.generation import Generation, StopCause
 from inference_service.scheduler.event import CapacityChanged
@@ -60,6 +60,7 @@ async def harness(
     respond: Callable[[EngineRequest, str], str] | None = None,
     settings: StepSettings | None = None,
     scheduler: Callable[[CapacityChanged], Scheduler] = ReadyCohort,
+    tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Harness]:
     """Run a service; its engine answers with `respond`, and is empty again at the end."""
     requests: list[EngineRequest] = []
@@ -68,7 +69,7 @@ async def harness(
         requests.append(request)
         return respond(request, prompt) if respond else "An answer."
 
-    engine = SimulatedEngine(config or SimulatedConfig(time_scale=0.0), answer)
+    engine = SimulatedEngine(config or SimulatedConfig(time_scale=0.0), answer, tokenizer)
     capacity = await engine.start()
     ledger, contexts = StepLedger(database), ContextStore(database)
     size = CapacityChanged(
