@@ -132,7 +132,7 @@ async def _muster(
     except WorkflowFailureError as error:
         completed, failure = False, str(error.cause)
     runs = await _runs(client, job_id)
-    turns = [size for run in runs for size in _turn_bytes(run)]
+    turns = [size for run in runs for size in turn_bytes(run)]
     return {
         "completed": completed,
         "failure": failure,
@@ -141,7 +141,7 @@ async def _muster(
         "events": sum(map(len, runs)),
         "history_mb": sum(event.ByteSize() for run in runs for event in run) / 1e6,
         "turns": len(turns),
-        **_at_10_and_90(turns),
+        **at_10_and_90(turns),
         **{f"{name}_rss_mb": _growth(rss) for name, rss in sizes.items()},
     }
 
@@ -173,7 +173,7 @@ async def _runs(client: Client, job_id: str) -> list[list[HistoryEvent]]:
     return runs
 
 
-def _turn_bytes(events: list[HistoryEvent]) -> list[int]:
+def turn_bytes(events: list[HistoryEvent]) -> list[int]:
     """Return the size of each whole turn of one run, in bytes."""
     turns: list[int] = []
     for event in events:
@@ -185,7 +185,7 @@ def _turn_bytes(events: list[HistoryEvent]) -> list[int]:
     return turns[:-1]
 
 
-def _at_10_and_90(turns: list[int]) -> dict[str, float]:
+def at_10_and_90(turns: list[int]) -> dict[str, float]:
     """Return the mean bytes of turns around the 10th and the 90th of a hundred."""
     if len(turns) < MIN_TURNS:
         return {}
