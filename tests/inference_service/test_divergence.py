@@ -7,19 +7,24 @@ from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
+from pydantic import JsonValue, TypeAdapter
 
+from contracts.agent import ToolSchema
 from contracts.llm_step import LLMStepResult
 from inference_service.engine.byte_tokenizer import ByteTokenizer
 from inference_service.engine.protocol import EngineCapacity, EngineRequest
 from inference_service.http import http_app
+from inference_service.scheduler.event import CapacityChanged, StepReady
 from inference_service.template import ChatTemplate
 from store.database import Database
 from tests.inference_service.harness import Harness, harness, step_input
+from tests.inference_service.scripted import ScriptedScheduler
 
 Chat = list[dict[str, str]]
 Rewrite = Callable[[Chat], Chat]
 
 CAPACITY = EngineCapacity(1, 1, 1, 1, 1)
+TOOLSET = TypeAdapter(dict[str, ToolSchema])
 REASONED = "<think>\nHm.\n</think>\n\nYes."
 
 
@@ -152,3 +157,38 @@ async def read_stats(h: Harness) -> dict[str, object]:
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         stats: dict[str, object] = (await client.get("/stats")).json()
     return stats
+
+
+@pytest.mark.parametrize("rewrite", [lambda chat: chat, number_turns], ids=["kept", "rewritten"])
+async def test_the_scheduler_is_told_what_is_cached_of_the_prompt_itself(
+    database: Database, rewrite: Rewrite
+) -> None:
+    schedulers: list[ScriptedScheduler] = []
+
+    def scheduler(capacity: CapacityChanged) -> ScriptedScheduler:
+        schedulers.append(ScriptedScheduler(capacity))
+        return schedulers[0]
+
+    tokenizer = RewritingTokenizer(rewrite)
+    call = '{"tool":"look","arguments":{}}'
+    look: JsonValue = {
+        "name": "look",
+        "description": "Look.",
+        "arguments": {"type": "object", "properties": {}},
+    }
+    async with harness(
+        database, tokenizer=tokenizer, respond=lambda *_: call, scheduler=scheduler
+    ) as h:
+        toolset = await h.contexts.put_blob([look])
+        form = {"tools": ["look"], "may_answer": False}
+        base, cached = None, []
+        for number in range(4):
+            step = step_input(number, base=base, text="Look. " * 20, toolset=toolset, output=form)
+            prompt = await h.service.sessions.resolve(step, TOOLSET.validate_python({"look": look}))
+            cached.append(h.engine.cache.num_cached_tokens(prompt.token_ids))
+            base = (await h.run(step)).context
+    told = [event.cached_tokens for event in schedulers[0].told(StepReady)]
+    assert told == cached
+    if rewrite is not number_turns:
+        assert told[-1] is not None
+        assert told[-1] >= 96
