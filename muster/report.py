@@ -28,7 +28,14 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.job import AgentJobInput, AgentJobResult, JobStatus, StopReason
-from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
+from contracts.llm_step import (
+    Divergence,
+    LLMStepInput,
+    LLMStepResult,
+    Outcome,
+    StepTiming,
+    Usage,
+)
 from contracts.message import Frozen, ToolCall
 from contracts.name import CALL_TOOL, LLM_STEP
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
@@ -94,6 +101,7 @@ class StepRow(Frozen):
     epoch: int | None = None
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    diverged: Divergence | None = None
 
 
 class ToolRow(Frozen):
@@ -300,6 +308,7 @@ def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
             "cohort_size": result.cohort_size,
             "replica": result.replica,
             "epoch": result.epoch,
+            "diverged": result.diverged,
             "content": message.content if message else None,
             "tool_calls": message.tool_calls if message else (),
         }
