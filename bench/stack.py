@@ -14,7 +14,14 @@ from pathlib import Path
 
 import psutil
 
+from inference_service.engine.simulated import SimulatedEngine
+from inference_service.scheduler.event import CapacityChanged
+from inference_service.scheduler.ready_cohort import ReadyCohort
+from inference_service.service import InferenceService
 from muster.stack.port import free_port
+from store.context import ContextStore
+from store.database import Database
+from store.step_ledger import StepLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,31 @@ class BenchStack:
             times = [p.cpu_times() for p in (root, *root.children(recursive=True))]
             used[name] = sum(t.user + t.system for t in times)
         return used
+
+    def rss_mb(self, name: str) -> float:
+        """Return the resident memory of one part, in MB (its children not counted)."""
+        return psutil.Process(self.pids[name]).memory_info().rss / 1e6
+
+
+async def simulated_service(
+    engine: SimulatedEngine, database: Database, *, replica: str
+) -> InferenceService:
+    """Start an engine and return a service on it, with the usual scheduler."""
+    capacity = await engine.start()
+    size = CapacityChanged(
+        max_num_seqs=capacity.max_num_seqs,
+        num_blocks=capacity.kv_tokens // capacity.block_size,
+        block_size=capacity.block_size,
+        max_model_len=capacity.max_model_len,
+        prefill_tokens=2 * capacity.max_num_batched_tokens,
+    )
+    return InferenceService(
+        engine=engine,
+        scheduler=ReadyCohort(size),
+        ledger=StepLedger(database),
+        contexts=ContextStore(database),
+        replica=replica,
+    )
 
 
 @contextmanager

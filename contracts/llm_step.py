@@ -153,12 +153,20 @@ class StepTiming(Frozen):
         )
 
 
+class Divergence(Frozen):
+    """A prompt that differs from the session it goes on: at token `position` of `base_length`."""
+
+    position: int = Field(ge=0)
+    base_length: int = Field(ge=0)
+
+
 class LLMStepResult(Frozen):
     """Result of the `llm_step` activity.
 
     `context` names the conversation with the assistant `message` at its end; it is the old base
     when the step was cancelled, and `message` is None then. `cohort_size` is the number of steps
-    dispatched to the engine together with this one, itself included.
+    dispatched to the engine together with this one, itself included. `diverged` is set where the
+    chat template rewrote what the session holds, so that its cache was lost from there on.
     """
 
     step_id: str
@@ -171,6 +179,7 @@ class LLMStepResult(Frozen):
     replica: str
     epoch: int = Field(ge=1)
     cohort_size: int = Field(0, ge=0)
+    diverged: Divergence | None = None
 
 
 class StepPhase(StrEnum):

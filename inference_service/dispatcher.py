@@ -113,7 +113,10 @@ class Dispatcher:
         generation.leaf = leaf = self._leaves.take(generation.step, prompt)
         self._unwatch(leaf)
         cache = self._engine.cache
-        cached = cache.num_cached_tokens(prompt.token_ids) if cache is not None else None
+        cached = None
+        if cache is not None:
+            del leaf.keys[prompt.kept // cache.block_size :]
+            cached = cache.num_cached_tokens(prompt.token_ids, leaf.keys)
         self._tell(step_ready(generation, leaf, cached))
         self._known[generation.step_id] = generation
         for dropped in self._leaves.excess():
@@ -368,7 +371,7 @@ class Dispatcher:
     def _watch(self, leaf: Leaf) -> None:
         if self._engine.cache is not None and leaf.token_ids is not None:
             self._watched.add(leaf.session)
-            self._engine.cache.watch(leaf.session, leaf.token_ids)
+            self._engine.cache.watch(leaf.session, leaf.token_ids, leaf.keys)
 
     def _unwatch(self, leaf: Leaf) -> None:
         if leaf.session in self._watched:
@@ -389,6 +392,6 @@ class Dispatcher:
             leaf = self._leaves.get(session)
             if leaf is None or leaf.token_ids is None or session not in self._watched:
                 continue
-            left = cache.num_cached_tokens(leaf.token_ids) if cache is not None else None
+            left = cache.num_cached_tokens(leaf.token_ids, leaf.keys) if cache else None
             if left is not None:
                 self._note(KVEvicted(session, left))

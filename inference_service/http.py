@@ -23,7 +23,8 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
     engine, the share of KV blocks in use (0 to 1), and counts since the start: cohorts and the
     steps in them, steps shed, events that the scheduler refused (a bug), prompt tokens and those
     that were cached, preemptions, overhead tokens, and where the scheduler's model of the cache and
-    the engine disagreed.
+    the engine disagreed, and prompts that differed from their session; `template_defect` says why,
+    where the chat template is not append-only.
 
     `GET /cohorts`: the scheduler's view (`SchedulerView`), the last cohorts (newest last), and what
     the engine tells of its prefix cache.
@@ -77,6 +78,8 @@ async def _stats(service: InferenceService) -> dict[str, Any]:
         "overhead_tokens": overhead.computed_tokens,
         "disagreements": view.disagreements,
         "disagreement_tokens": view.disagreement_tokens,
+        "divergences": service.sessions.divergences,
+        "template_defect": service.sessions.template_defect,
     }
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contracts.llm_step import LLMStepInput
 from inference_service.scheduler.event import Node
@@ -35,8 +35,9 @@ class Leaf:
     """One session: where its context ends (`run`, None before its first step is committed).
 
     `step` is the step in the service that continues it, and `growing` that step's path. `token_ids`
-    is the whole context, None where it is not kept. `is_sampled` says that the engine has ended the
-    step, `is_over` that the job ended while the step was still here.
+    is the whole context, None where it is not kept; `keys` are the cache mirror's for its first
+    blocks. `is_sampled` says that the engine has ended the step, `is_over` that the job ended while
+    the step was still here.
     """
 
     session: str
@@ -44,6 +45,7 @@ class Leaf:
     run: str | None = None
     path: tuple[Node, ...] = ()
     token_ids: array[int] | None = None
+    keys: array[int] = field(default_factory=lambda: array("q"))
     step: str | None = None
     growing: tuple[Node, ...] = ()
     is_sampled: bool = False

@@ -56,6 +56,7 @@ class InferenceService:
         """Set when the engine is gone: the process should leave and be started again."""
         self.trouble = ""
         """Why the engine cannot serve any more, though it may look alive."""
+        self.sessions = Sessions(engine.tokenizer, contexts)
         self._ledger = ledger
         self._live: dict[str, Generation] = {}
         self._draining = False
@@ -64,7 +65,7 @@ class InferenceService:
             dispatcher=self.dispatcher,
             ledger=ledger,
             contexts=contexts,
-            sessions=Sessions(engine.tokenizer, contexts),
+            sessions=self.sessions,
             replica=replica,
             settings=settings or StepSettings(),
         )

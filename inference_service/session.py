@@ -5,38 +5,35 @@ sampled in answer to it, then the ids of the new messages. The new messages' ids
 a two-render difference: a short made-up conversation is rendered with and without them, and what
 the longer text adds, from just behind the assistant's end of turn on, is tokenised. The cost of a
 step is so that of its new messages. This needs a chat template that is append-only, which is
-checked when the service starts; with any other template the whole conversation is rendered again.
+checked when the service starts (`template.py`). With any other template the whole conversation is
+rendered again: where its text is still that of the session, the session's ids go on; where not, the
+new render is the prompt, and the step tells at which token it left the session.
 
 A session lives in memory under its token run, the id of the step that ended it. When it is not
-there (first step, restart, another replica) it comes from the store: the token run's ids, or, when
-this model has none, the messages rendered whole.
+there (first step, restart, another replica) it comes from the store: the token run's ids. Where
+another model has made that run, the session goes on from the last run of this one that the
+conversation holds; without any, the messages are rendered whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contracts.llm_step import LLMStepInput
+from contracts.llm_step import Divergence, LLMStepInput
 from contracts.message import ContextRef, Message
 from inference_service.engine.protocol import ChatTokenizer
 from inference_service.prompt import ChatMessage, Toolset, chat_messages
 from inference_service.scheduler.event import Node
+from inference_service.template import ChatTemplate
 from store.context import ContextStore
 
 log = logging.getLogger(__name__)
 
-_PROBE: list[ChatMessage] = [
-    {"role": "system", "content": "Probe."},
-    {"role": "user", "content": "One?"},
-    {"role": "assistant", "content": "Two."},
-]
-_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 _MAX_OPENINGS = 1_024
 """Opening conversations kept in memory: each agent has one, however many jobs it has."""
 _MAX_INLINE_CHARACTERS = 8_192
@@ -48,7 +45,7 @@ class Prompt:
     """The prompt of one step. `token_ids[:base_length]` is the token run `parent`, unchanged.
 
     `kept` is how many of its first tokens are those of the step's base in this place: all of the
-    base's, unless the chat template is not append-only. `opening` is the part that every prompt
+    base's, unless the prompt `diverged` from it. `opening` is the part that every prompt
     with this opening conversation begins with; a later step of a session has none.
     """
 
@@ -57,6 +54,7 @@ class Prompt:
     parent: str | None
     kept: int = 0
     opening: Node | None = None
+    diverged: Divergence | None = None
 
 
 class Sessions:
@@ -72,11 +70,19 @@ class Sessions:
         self._live_tokens = 0
         self._openings: OrderedDict[str, list[Message]] = OrderedDict()
         self._opening_ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
-        self._probe_end = self._end_of_turn(_PROBE)
-        self.append_only = self._is_append_only()
-        self._has_tool_role = self._renders_tool_role()
-        if not self.append_only:
-            log.warning("the chat template is not append-only: each step renders its whole prompt")
+        self._template = ChatTemplate(tokenizer)
+        self.divergences = 0
+        """Prompts that differed from their session, since the start."""
+        if self.template_defect:
+            log.warning(
+                "the chat template is not append-only: %s; each step renders its whole prompt",
+                self.template_defect,
+            )
+
+    @property
+    def template_defect(self) -> str:
+        """In what way the chat template is not append-only; empty if it is."""
+        return self._template.defect
 
     @property
     def live_tokens(self) -> int:
@@ -87,11 +93,13 @@ class Sessions:
         """Return the step's prompt. Raises `BadInputError` if the store lacks its base."""
         run = step.base.token_run if step.base else None
         base = await self._base(run) if run else None
-        if base is None or not self.append_only:
+        if self.template_defect:
             return await self._rendered_whole(step, toolset, base)
-        chat = chat_messages(step.append, {}, has_tool_role=self._has_tool_role)
-        ids = base + await self._encode(chat, after_probe=True)
-        return Prompt(ids, len(base), run, kept=len(base))
+        if base is None and (resumed := await self._resumed(step)):
+            return resumed
+        if base is None:
+            return await self._rendered_whole(step, toolset, base)
+        return Prompt(base + await self._added(step.append), len(base), run, kept=len(base))
 
     def keep(self, run: str, token_ids: array[int], *, parent: str | None) -> None:
         """Keep the ids of the session that ends in step `run`, in place of its `parent`'s."""
@@ -110,21 +118,51 @@ class Sessions:
         stored = await self._contexts.load_token_run(run, self._tokenizer.digest)
         return None if stored is None else array("i", stored)
 
+    async def _resumed(self, step: LLMStepInput) -> Prompt | None:
+        """Return the prompt behind the last run that this model has in the step's conversation."""
+        if step.base is None or step.base.token_run is None:
+            return None
+        nodes = await self._contexts.load_nodes(step.base.head)
+        heads = [node.hash for node in nodes]
+        found = await self._contexts.last_run(step.job_id, heads, self._tokenizer.digest)
+        base = await self._base(found.run) if found else None
+        if found is None or base is None:
+            return None
+        later = [Message.model_validate_json(node.body) for node in nodes[found.length :]]
+        ids = base + await self._added([*later, *step.append])
+        return Prompt(ids, len(base), found.run, kept=len(base))
+
+    async def _added(self, messages: Sequence[Message]) -> array[int]:
+        """Return the ids that messages add behind an assistant's end of turn."""
+        chat = chat_messages(messages, {}, has_tool_role=self._template.has_tool_role)
+        return await self._encode(chat, is_added=True)
+
     async def _rendered_whole(
         self, step: LLMStepInput, toolset: Toolset, base: array[int] | None
     ) -> Prompt:
         messages = [*await self._messages(step.base), *step.append]
-        chat = chat_messages(messages, toolset, has_tool_role=self._has_tool_role)
+        chat = chat_messages(messages, toolset, has_tool_role=self._template.has_tool_role)
+        if base is not None and self._template.can_add:
+            ids = base + await self._added(step.append)
+            if await asyncio.to_thread(self._has_text, ids, chat):
+                assert step.base is not None
+                return Prompt(ids, len(base), step.base.token_run, kept=len(base))
         ids = await self._encode(chat)
         if step.base is not None and step.base.token_run is None:
             return Prompt(ids, 0, None, opening=await self._opening(step, toolset, ids))
-        kept = 0 if base is None else _divergence(base, ids)
-        if base is not None and kept < len(base):
-            log.warning(
-                "step %s: the prompt differs from its session at token %d of %d",
-                step.step_id, kept, len(base),
-            )  # fmt: skip
-        return Prompt(ids, 0, None, kept=kept)
+        if base is None:
+            return Prompt(ids, 0, None)
+        diverged = Divergence(position=_divergence(base, ids), base_length=len(base))
+        self.divergences += 1
+        log.warning(
+            "step %s: the prompt differs from its session at token %d of %d",
+            step.step_id, diverged.position, diverged.base_length,
+        )  # fmt: skip
+        return Prompt(ids, 0, None, kept=diverged.position, diverged=diverged)
+
+    def _has_text(self, ids: array[int], chat: list[ChatMessage]) -> bool:
+        """Tell whether ids are the whole conversation, whatever ids its answers were sampled as."""
+        return self._tokenizer.to_text(ids.tolist()) == self._template.text(chat)
 
     async def _opening(self, step: LLMStepInput, toolset: Toolset, ids: array[int]) -> Node | None:
         """Return what the prompt shares with all others of its opening conversation and tools."""
@@ -132,7 +170,7 @@ class Sessions:
         key = (step.base.head, step.toolset or "")
         if key not in self._opening_ids:
             opening = await self._messages(step.base)
-            chat = chat_messages(opening, toolset, has_tool_role=self._has_tool_role)
+            chat = chat_messages(opening, toolset, has_tool_role=self._template.has_tool_role)
             self._opening_ids[key] = await self._encode(chat, add_generation_prompt=False)
             if len(self._opening_ids) > _MAX_OPENINGS:
                 self._opening_ids.popitem(last=False)
@@ -158,66 +196,16 @@ class Sessions:
         self,
         chat: list[ChatMessage],
         *,
-        after_probe: bool = False,
+        is_added: bool = False,
         add_generation_prompt: bool = True,
     ) -> array[int]:
+        def encode() -> array[int]:
+            return self._template.encode(
+                chat, is_added=is_added, add_generation_prompt=add_generation_prompt
+            )
+
         size = sum(len(message["content"]) for message in chat)
-        if size <= _MAX_INLINE_CHARACTERS:
-            return self._encode_chat(chat, after_probe, add_generation_prompt)
-        return await asyncio.to_thread(self._encode_chat, chat, after_probe, add_generation_prompt)
-
-    def _encode_chat(
-        self, chat: list[ChatMessage], after_probe: bool, add_generation_prompt: bool
-    ) -> array[int]:
-        """Return the ids of `chat` and the head of the answer; contents never become control."""
-        contents = [message["content"] for message in chat]
-        inert = any(s in text for text in contents for s in self._tokenizer.special_tokens)
-        if inert:
-            chat = [m | {"content": _placeholder(n)} for n, m in enumerate(chat)]
-        probe = _PROBE if after_probe else []
-        text = self._tokenizer.render([*probe, *chat], add_generation_prompt=add_generation_prompt)
-        if after_probe:
-            text = text[self._probe_end :]
-        if not inert:
-            return array("i", self._tokenizer.encode(text, split_special=False))
-        ids: array[int] = array("i")
-        for number, part in enumerate(_PLACEHOLDER.split(text)):
-            is_content = number % 2 == 1
-            piece = contents[int(part)] if is_content else part
-            ids.extend(self._tokenizer.encode(piece, split_special=is_content))
-        return ids
-
-    def _end_of_turn(self, chat: list[ChatMessage]) -> int:
-        """Return where the last end of turn ends in the rendered text, or -1."""
-        text = self._tokenizer.render(chat, add_generation_prompt=False)
-        eos = self._tokenizer.eos_token_id
-        ends = [
-            text.rindex(special) + len(special)
-            for special in self._tokenizer.special_tokens
-            if special in text and self._tokenizer.encode(special, split_special=False) == [eos]
-        ]
-        return max(ends, default=-1)
-
-    def _renders_tool_role(self) -> bool:
-        """Tell whether the template knows a tool's message: some refuse it, some leave it out."""
-        probe = [*_PROBE, {"role": "tool", "content": "A result."}]
-        try:
-            return "A result." in self._tokenizer.render(probe, add_generation_prompt=True)
-        except Exception:
-            # Templates refuse with whatever error their author chose.
-            return False
-
-    def _is_append_only(self) -> bool:
-        if self._probe_end < 0:
-            return False
-        before = self._tokenizer.render(_PROBE, add_generation_prompt=False)[: self._probe_end]
-        longer = [*_PROBE, {"role": "user", "content": "Three?"}]
-        after = self._tokenizer.render(longer, add_generation_prompt=True)
-        return after.startswith(before)
-
-
-def _placeholder(number: int) -> str:
-    return f"\ue000{number}\ue001"
+        return encode() if size <= _MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
 def _divergence(base: Sequence[int], ids: Sequence[int]) -> int:

@@ -234,6 +234,7 @@ class StepProtocol:
             replica=self._replica,
             epoch=generation.epoch,
             cohort_size=generation.cohort_size,
+            diverged=prompt.diverged,
         )
         run = TokenRun(
             step_id=step.step_id,

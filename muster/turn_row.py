@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import JsonValue
 
 from contracts.job import AgentJobInput, AgentJobResult, Spent
-from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
+from contracts.llm_step import Divergence, LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
 from contracts.message import Frozen, ToolCall
 from contracts.name import AGENT_WORKFLOW, CALL_TOOL, LLM_STEP, TASK
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
@@ -76,6 +76,7 @@ class StepRow(Frozen):
     epoch: int | None = None
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    diverged: Divergence | None = None
 
 
 class ToolRow(Frozen):
@@ -185,6 +186,7 @@ def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
             "cohort_size": result.cohort_size,
             "replica": result.replica,
             "epoch": result.epoch,
+            "diverged": result.diverged,
             "content": message.content if message else None,
             "tool_calls": message.tool_calls if message else (),
         }

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from contracts.error import BadInputError, LimitExceededError
 from contracts.message import Message, content_hash, node_hash
 from store.database import Database
-from store.schema import blobs, contexts, token_runs
+from store.schema import blobs, contexts, step_ledger, token_runs
 
 MAX_BLOB_BYTES = 64_000_000
 """One stored JSON value; far above any toolset or tool result."""
@@ -38,6 +38,14 @@ class TokenRun:
     parent: str | None
     tokenizer: str
     token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunAt:
+    """A token run, and how many messages the conversation has that it ends."""
+
+    run: str
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +126,26 @@ def _chain_to_root(table: sa.Table, name: str, *carried: str) -> sa.Select[tuple
     base = sa.select(*columns, sa.literal(0).label("depth")).where(key == sa.bindparam("start"))
     walk = base.cte("walk", recursive=True)
     walk = walk.union_all(sa.select(*columns, walk.c.depth + 1).join(walk, key == walk.c.parent))
-    return sa.select(walk.c.parent, *(walk.c[column] for column in carried)).order_by(
+    return sa.select(walk.c[name], walk.c.parent, *(walk.c[column] for column in carried)).order_by(
         walk.c.depth.desc()
     )
 
 
 _LOAD_NODES = _chain_to_root(contexts, "hash", "body")
 _LOAD_RUNS = _chain_to_root(token_runs, "step_id", "tokenizer", "token_ids")
+_HEAD_OF_RESULT = sa.cast(step_ledger.c.result, sa.JSON)["context"]["head"].as_string()
+_LAST_RUN = (
+    sa.select(token_runs.c.step_id, _HEAD_OF_RESULT.label("head"))
+    .join(step_ledger, step_ledger.c.step_id == token_runs.c.step_id)
+    .where(
+        step_ledger.c.outcome == "finished",
+        # the steps of one job, by the primary key's index: "0" follows "/"
+        step_ledger.c.step_id > sa.bindparam("job", type_=sa.Text) + "/",
+        step_ledger.c.step_id < sa.bindparam("job", type_=sa.Text) + "0",
+        token_runs.c.tokenizer == sa.bindparam("of_tokenizer", type_=sa.Text),
+        sa.any_(sa.bindparam("heads", type_=ARRAY(sa.Text))) == _HEAD_OF_RESULT,
+    )
+)
 _PARENT_IS_STORED = sa.bindparam("parent", type_=sa.Text).is_(None) | sa.exists().where(
     contexts.c.hash == sa.bindparam("parent", type_=sa.Text)
 )
@@ -154,6 +175,10 @@ class ContextStore:
 
     async def load(self, head: str) -> list[Message]:
         """Return the conversation that ends in `head`, root first; raises NotStoredError."""
+        return [Message.model_validate_json(node.body) for node in await self.load_nodes(head)]
+
+    async def load_nodes(self, head: str) -> list[Node]:
+        """Return the conversation that ends in `head` as stored; raises NotStoredError."""
         rows = await self._database.fetch(_LOAD_NODES, {"start": head})
         if not rows:
             raise NotStoredError(
@@ -164,7 +189,18 @@ class ContextStore:
             raise NotStoredError(
                 f"conversation {head!r} lacks its ancestor {rows[0].parent!r} in the store"
             )
-        return [Message.model_validate_json(row.body) for row in rows]
+        return [Node(row.hash, row.parent, row.body) for row in rows]
+
+    async def last_run(self, job: str, heads: Sequence[str], tokenizer: str) -> RunAt | None:
+        """Return the run of `tokenizer`, made by a step of `job`, that ends last among `heads`.
+
+        `heads` names a conversation by the hashes of its messages, root first.
+        """
+        given = {"job": job, "heads": list(heads), "of_tokenizer": tokenizer}
+        rows = await self._database.fetch(_LAST_RUN, given)
+        length = {head: number + 1 for number, head in enumerate(heads)}
+        found = [RunAt(row.step_id, length[row.head]) for row in rows]
+        return max(found, key=lambda run: (run.length, run.run), default=None)
 
     async def load_token_run(self, run: str, tokenizer: str) -> list[int] | None:
         """Return all ids of the conversation that ends in step `run`, root first.

@@ -55,32 +55,48 @@ class CacheMirror:
         """Different prefixes held, each one block longer than the one it grew from."""
         return len(self._count)
 
-    def num_cached_tokens(self, token_ids: array[int] | Sequence[int]) -> int | None:
+    def num_cached_tokens(
+        self, token_ids: array[int] | Sequence[int], keys: array[int] | None = None
+    ) -> int | None:
         """Return how much of such a prompt the engine would not compute again, in tokens.
 
         Whole blocks; never the prompt's last token, which every engine computes. None if the
-        mirror is degraded.
+        mirror is degraded. `keys` as in `extend`: who keeps them pays for new blocks only.
         """
         if self.is_degraded:
             return None
+        keys = self.extend(array("q") if keys is None else keys, token_ids)
+        num_blocks = (len(token_ids) - 1) // self.block_size
         num_cached = 0
-        for key in self._keys(token_ids, (len(token_ids) - 1) // self.block_size):
+        for key in keys[:num_blocks]:
             if key not in self._count:
                 break
             num_cached += self.block_size
         return num_cached
 
-    def watch(self, name: str, token_ids: array[int] | Sequence[int]) -> None:
+    def extend(self, keys: array[int], token_ids: array[int] | Sequence[int]) -> array[int]:
+        """Append to `keys`, those of a context's first whole blocks, what its others have."""
+        num_blocks = len(token_ids) // self.block_size
+        new = token_ids[len(keys) * self.block_size : num_blocks * self.block_size]
+        keys.extend(self._keys(new, num_blocks - len(keys), keys[-1] if keys else 0))
+        return keys
+
+    def watch(
+        self,
+        name: str,
+        token_ids: array[int] | Sequence[int],
+        keys: array[int] | None = None,
+    ) -> None:
         """Tell by `on_evicted` when the end of this context leaves the cache: tails go first.
 
         The context's last token has no KV yet, so its last whole block may never be stored: the
         one before it is watched too. After each call the watch moves on to the last block still
         held, and ends with the last. A context that was computed anew is to be watched anew; the
-        same name replaces.
+        same name replaces. `keys` as in `extend`.
         """
         self.unwatch(name)
-        keys = array("q", self._keys(token_ids, len(token_ids) // self.block_size))
-        watch = _Watch(keys, [])
+        keys = self.extend(array("q") if keys is None else keys, token_ids)
+        watch = _Watch(keys[:], [])
         self._watches[name] = watch
         self._wait_on(name, watch, list(range(max(0, len(keys) - 2), len(keys))))
 

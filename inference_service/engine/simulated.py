@@ -14,6 +14,7 @@ from inference_service.engine.byte_tokenizer import ByteTokenizer
 from inference_service.engine.cache_mirror import CacheMirror
 from inference_service.engine.protocol import (
     Capability,
+    ChatTokenizer,
     EngineCapacity,
     EngineDeadError,
     EngineOutput,
@@ -89,17 +90,20 @@ class SimulatedEngine:
     capabilities = frozenset(Capability)
 
     def __init__(
-        self, config: SimulatedConfig | None = None, respond: Respond | None = None
+        self,
+        config: SimulatedConfig | None = None,
+        respond: Respond | None = None,
+        tokenizer: ChatTokenizer | None = None,
     ) -> None:
         self.config = config or SimulatedConfig()
         self._respond = respond or self._make_answer
-        self._tokenizer = ByteTokenizer()
+        self._tokenizer = tokenizer or ByteTokenizer()
         self._death: str | None = "is not started"
         self._runner: asyncio.Task[None] | None = None
 
     @property
-    def tokenizer(self) -> ByteTokenizer:
-        """The byte tokenizer."""
+    def tokenizer(self) -> ChatTokenizer:
+        """The one it was given, or the byte tokenizer."""
         return self._tokenizer
 
     @property

@@ -202,7 +202,11 @@ def _turn_table(report: JobReport) -> RenderableType:
     shown = [Text()]
     for line in lines:
         shown.append(line.text(what, state, style="bold" if line is lines[0] else ""))
-        for text, style in ((line.came_to, "dim"), (line.failure, "red")):
+        for text, style in (
+            (line.came_to, "dim"),
+            (line.note, "yellow"),
+            (line.failure, "red"),
+        ):
             if text:
                 shown.append(Text(f"{'':6}{text}", style, no_wrap=True, overflow="ellipsis"))
     return Group(*shown, Text())
@@ -217,6 +221,7 @@ class _Line:
     seconds: str
     tries: str
     came_to: str = ""
+    note: str = ""
     failure: str = ""
 
     def text(self, what: int, state: int, style: str) -> Text:
@@ -238,8 +243,16 @@ def _step_line(turn: int, step: StepRow) -> _Line:
         seconds=f"{step.total_s:.2f}",
         tries=str(step.attempts or ""),
         came_to=_preview(calls or step.content or ""),
+        note=_divergence(step),
         failure=_preview(step.failure or ""),
     )
+
+
+def _divergence(step: StepRow) -> str:
+    if step.diverged is None:
+        return ""
+    position, length = step.diverged.position, step.diverged.base_length
+    return f"the prompt differs from its session at token {position:,} of {length:,}"
 
 
 def _tool_line(tool: ToolRow) -> _Line:

@@ -233,4 +233,7 @@ async def _inference(settings: Settings) -> str:
     url = locate(settings).inference_url
     await check_inference(url)
     stats = await inference_stats(url)
-    return f"{url} is healthy" + (f", model {stats['model']}" if "model" in stats else "")
+    said = f"{url} is healthy" + (f", model {stats['model']}" if "model" in stats else "")
+    if defect := stats.get("template_defect"):
+        said += f"; its chat template costs cache hits, since {defect}"
+    return said

@@ -82,11 +82,7 @@ async def _serve(settings: Settings, stop: asyncio.Event, http: socket.socket) -
 
 async def _engine(settings: Settings) -> Engine:
     if settings.engine == "simulated":
-        return SimulatedEngine(
-            SimulatedConfig(
-                max_num_seqs=settings.max_num_seqs, time_scale=settings.simulated_time_scale
-            )
-        )
+        return SimulatedEngine(_simulated_config(settings))
     # Imported here so that a simulated service needs neither vLLM nor torch.
     from inference_service.model import prepare_model
 
@@ -105,6 +101,18 @@ async def _engine(settings: Settings) -> Engine:
             max_model_len=settings.max_model_len or None,
             kv_cache_bytes=settings.kv_cache_bytes or None,
         )
+    )
+
+
+def _simulated_config(settings: Settings) -> SimulatedConfig:
+    """Return the default size, grown so that the cache holds two of the longest contexts."""
+    usual = SimulatedConfig()
+    longest = settings.max_model_len or usual.max_model_len
+    return SimulatedConfig(
+        max_num_seqs=settings.max_num_seqs,
+        num_blocks=max(usual.num_blocks, -(-2 * longest // usual.block_size)),
+        max_model_len=longest,
+        time_scale=settings.simulated_time_scale,
     )
 
 

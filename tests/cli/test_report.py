@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from temporalio.api.enums.v1 import TimeoutType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 
 from contracts.job import JobStatus, StopReason
-from contracts.llm_step import Outcome, StepTiming, Usage
+from contracts.llm_step import Divergence, Outcome, StepTiming, Usage
 from contracts.tool import ToolOutcome
+from muster.cli.view import PLAIN_WIDTH, job_view
 from muster.report import JobReport, build_report
 from tests.cli.past import EPOCH_NS, JOB_ID, Past, call_result, failed, step_result
 
@@ -331,3 +333,16 @@ def test_parts_sum_to_totals_for_any_clock(data: st.DataObject) -> None:
     events: list[HistoryEvent] = past.events
     now = datetime.fromtimestamp(EPOCH_NS / 1e9 + moment(), UTC)
     check_sums(build_report(JOB_ID, [events[: data.draw(st.integers(1, len(events)))]], now=now))
+
+
+@pytest.mark.parametrize("diverged", [None, Divergence(position=1_200, base_length=3_400)])
+def test_a_prompt_that_left_its_session_is_shown_in_one_line(diverged: Divergence | None) -> None:
+    past = Past()
+    step = past.step(1.0)
+    past.start(step, 1.0)
+    past.complete(step, step_result(TIMING).model_copy(update={"diverged": diverged}), 2.0)
+    console = Console(width=PLAIN_WIDTH)
+    with console.capture() as captured:
+        console.print(job_view(report_at(3.0, past), ""))
+    told = captured.get().count("differs from its session at token 1,200 of 3,400")
+    assert told == (1 if diverged else 0)

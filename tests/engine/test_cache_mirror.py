@@ -208,3 +208,14 @@ def _step(engine: Simulation) -> bool:
     if step is not None:
         engine.update(step, 0.0)
     return step is not None
+
+
+def test_kept_keys_are_those_of_the_whole_context_and_new_blocks_alone_are_added() -> None:
+    mirror = CacheMirror(4)
+    mirror.stored([1, 2, 3], None, [*A, *B, *C])
+    keys = mirror.extend(array("q"), [*A, *B, 99])
+    kept = list(keys)
+    assert mirror.num_cached_tokens([*A, *B, *C, 99], keys) == 12
+    assert list(keys[:2]) == kept
+    assert keys == mirror.extend(array("q"), [*A, *B, *C, 99])
+    assert mirror.num_cached_tokens([*A, *B, 99], keys) == 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from contracts.llm_step import LLMStepInput, LLMStepResult
 from contracts.message import ContextRef, Message, Role
-from inference_service.engine.protocol import EngineRequest
+from inference_service.engine.protocol import ChatTokenizer, EngineCapacity, EngineRequest
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.generation import Generation, StopCause
 from inference_service.scheduler.event import CapacityChanged
@@ -60,6 +60,7 @@ async def harness(
     respond: Callable[[EngineRequest, str], str] | None = None,
     settings: StepSettings | None = None,
     scheduler: Callable[[CapacityChanged], Scheduler] = ReadyCohort,
+    tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Harness]:
     """Run a service; its engine answers with `respond`, and is empty again at the end."""
     requests: list[EngineRequest] = []
@@ -68,19 +69,12 @@ async def harness(
         requests.append(request)
         return respond(request, prompt) if respond else "An answer."
 
-    engine = SimulatedEngine(config or SimulatedConfig(time_scale=0.0), answer)
+    engine = SimulatedEngine(config or SimulatedConfig(time_scale=0.0), answer, tokenizer)
     capacity = await engine.start()
     ledger, contexts = StepLedger(database), ContextStore(database)
-    size = CapacityChanged(
-        max_num_seqs=capacity.max_num_seqs,
-        num_blocks=capacity.kv_tokens // capacity.block_size,
-        block_size=capacity.block_size,
-        max_model_len=capacity.max_model_len,
-        prefill_tokens=4_096,
-    )
     service = InferenceService(
         engine=engine,
-        scheduler=scheduler(size),
+        scheduler=scheduler(capacity_changed(capacity)),
         ledger=ledger,
         contexts=contexts,
         replica=replica,
@@ -91,6 +85,17 @@ async def harness(
     finally:
         service.close()
         await engine.close()
+
+
+def capacity_changed(capacity: EngineCapacity) -> CapacityChanged:
+    """Return what a scheduler is told of an engine."""
+    return CapacityChanged(
+        max_num_seqs=capacity.max_num_seqs,
+        num_blocks=capacity.kv_tokens // capacity.block_size,
+        block_size=capacity.block_size,
+        max_model_len=capacity.max_model_len,
+        prefill_tokens=4_096,
+    )
 
 
 def step_input(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -16,18 +15,6 @@ from inference_service.session import Sessions
 from store.context import ContextStore
 from store.database import Database
 from tests.inference_service.harness import Harness, harness, step_input
-
-
-class RevisingTokenizer(ByteTokenizer):
-    """A template that shows an assistant's text only while it is the last: not append-only."""
-
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
-        last = len(messages) - 1
-        shown: list[dict[str, Any]] = [
-            m | {"content": "…"} if m["role"] == "assistant" and n < last else dict(m)
-            for n, m in enumerate(messages)
-        ]
-        return super().render(shown, add_generation_prompt=add_generation_prompt)
 
 
 async def conversation(h: Harness, turns: int, job_id: str = "job-a") -> list[LLMStepResult]:
@@ -119,21 +106,6 @@ async def test_an_answer_cut_off_gets_its_end_of_turn(database: Database) -> Non
     prompt = list(h.requests[1].prompt_token_ids)
     end = len(h.requests[0].prompt_token_ids) + 5
     assert prompt[end] == ByteTokenizer().eos_token_id
-
-
-async def test_a_template_that_revises_history_is_found_and_survived(
-    database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with harness(database) as h:
-        results = await conversation(h, 2)
-        step = step_input(2, base=results[-1].context, text="And?")
-        sessions = Sessions(RevisingTokenizer(), h.contexts)
-        assert not sessions.append_only
-        assert "not append-only" in caplog.text
-        prompt = await sessions.resolve(step, {})
-        assert prompt.parent is None
-        assert "differs from its session at token" in caplog.text
-        assert "An answer." not in ByteTokenizer().decode(prompt.token_ids.tolist())
 
 
 class ToollessTokenizer(ByteTokenizer):
