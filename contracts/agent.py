@@ -128,6 +128,13 @@ class AgentSpec(Frozen):
                 raise ValueError(f"two tools are named {name!r}; give one of them another `name`")
         return tools
 
+    @field_validator("examples")
+    @classmethod
+    def _examples_are_written_out(cls, examples: tuple[Message, ...]) -> tuple[Message, ...]:
+        if any(message.blob for message in examples):
+            raise ValueError("an example has its text in `content`; `blob` is for tool results")
+        return examples
+
     @model_validator(mode="after")
     def _named_tools_exist(self) -> AgentSpec:
         known = {tool.tool_name for tool in self.tools}
