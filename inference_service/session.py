@@ -10,6 +10,8 @@ checked when the service starts; with any other template the whole conversation 
 A session lives in memory under its token run, the id of the step that ended it. When it is not
 there (first step, restart, another replica) it comes from the store: the token run's ids, or, when
 this model has none, the messages rendered whole.
+
+A message that refers to a text in the store is read whole: its preview is for people.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from contracts.error import BadInputError
 from contracts.llm_step import LLMStepInput
 from contracts.message import ContextRef, Message
 from inference_service.engine.protocol import ChatTokenizer
 from inference_service.prompt import ChatMessage, Toolset, chat_messages
 from inference_service.scheduler.event import Node
-from store.context import ContextStore
+from store.context import ContextStore, NotStoredError
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +87,12 @@ class Sessions:
         return self._live_tokens
 
     async def resolve(self, step: LLMStepInput, toolset: Toolset) -> Prompt:
-        """Return the step's prompt. Raises `BadInputError` if the store lacks its base."""
+        """Return the step's prompt. Raises `NotStoredError` if the store lacks a part of it."""
         run = step.base.token_run if step.base else None
         base = await self._base(run) if run else None
         if base is None or not self.append_only:
             return await self._rendered_whole(step, toolset, base)
-        chat = chat_messages(step.append, {}, has_tool_role=self._has_tool_role)
+        chat = await self._chat(step.append, {})
         ids = base + await self._encode(chat, after_probe=True)
         return Prompt(ids, len(base), run, kept=len(base))
 
@@ -114,7 +117,7 @@ class Sessions:
         self, step: LLMStepInput, toolset: Toolset, base: array[int] | None
     ) -> Prompt:
         messages = [*await self._messages(step.base), *step.append]
-        chat = chat_messages(messages, toolset, has_tool_role=self._has_tool_role)
+        chat = await self._chat(messages, toolset)
         ids = await self._encode(chat)
         if step.base is not None and step.base.token_run is None:
             return Prompt(ids, 0, None, opening=await self._opening(step, toolset, ids))
@@ -132,7 +135,7 @@ class Sessions:
         key = (step.base.head, step.toolset or "")
         if key not in self._opening_ids:
             opening = await self._messages(step.base)
-            chat = chat_messages(opening, toolset, has_tool_role=self._has_tool_role)
+            chat = await self._chat(opening, toolset)
             self._opening_ids[key] = await self._encode(chat, add_generation_prompt=False)
             if len(self._opening_ids) > _MAX_OPENINGS:
                 self._opening_ids.popitem(last=False)
@@ -153,6 +156,26 @@ class Sessions:
             if len(self._openings) > _MAX_OPENINGS:
                 self._openings.popitem(last=False)
         return messages
+
+    async def _chat(self, messages: Sequence[Message], toolset: Toolset) -> list[ChatMessage]:
+        """Return the chat template's input; texts in the store stand in place of previews."""
+        whole = [await self._whole(message) if message.blob else message for message in messages]
+        return chat_messages(whole, toolset, has_tool_role=self._has_tool_role)
+
+    async def _whole(self, message: Message) -> Message:
+        assert message.blob is not None
+        digest = message.blob.digest
+        try:
+            text = await self._contexts.get_blob(digest)
+        except NotStoredError as error:
+            raise NotStoredError(
+                f"the result of tool {message.tool!r} (call {message.tool_call_id!r}, "
+                f"{message.blob.bytes:,} bytes, blob {digest!r}) is not in the store",
+                hint=error.hint,
+            ) from error
+        if not isinstance(text, str):
+            raise BadInputError(f"blob {digest!r} is no text, so it cannot be a tool's result")
+        return message.model_copy(update={"content": text, "blob": None})
 
     async def _encode(
         self,

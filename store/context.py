@@ -179,9 +179,7 @@ def _insert_blob() -> sa.Executable:
     row = sa.select(digest, sa.bindparam("new_body", type_=sa.Text))
     return (
         insert(blobs)
-        .from_select(
-            ["digest", "body"], row.where(_is_done(_renewed(blobs, names, sa.true())))
-        )
+        .from_select(["digest", "body"], row.where(_is_done(_renewed(blobs, names, sa.true()))))
         .on_conflict_do_nothing()
         .returning(blobs.c.digest)
     )

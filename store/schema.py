@@ -3,8 +3,8 @@
 JSON is kept as text, not `jsonb`: what a tool or a model wrote may hold escaped NUL characters,
 which `jsonb` refuses, and nothing here is searched by its inside.
 
-`created_at` of content is when it was last written: who writes what is there already, and old, makes
-it young again, so that it is not collected as garbage before its new use is on record (`garbage`).
+`created_at` of content is when it was last written: who writes what is there already, and old,
+makes it young again, so that it is not collected before its new use is on record (`garbage`).
 """
 
 from __future__ import annotations

@@ -231,19 +231,19 @@ class AgentWorkflow:
         if makes:
             names = text.one_line(", ".join(make.call.tool for make in makes))
             self._say(f"calling {len(makes)} tool{'s' if len(makes) > 1 else ''}: {names}")
-        contents = iter(await self._call_all(makes))
+        answers = iter(await self._call_all(makes))
         self._state.pending = turn.fit(
             [
-                turn.tool_message(
-                    item.call, next(contents) if isinstance(item, turn.MakeCall) else item.error
-                )
+                next(answers)
+                if isinstance(item, turn.MakeCall)
+                else turn.tool_message(item.call, item.error)
                 for item in plan
             ]
         )
         return None
 
-    async def _call_all(self, makes: Sequence[turn.MakeCall]) -> list[str]:
-        """Make all calls in parallel and return what the model reads, in the order of `makes`.
+    async def _call_all(self, makes: Sequence[turn.MakeCall]) -> list[Message]:
+        """Make all calls in parallel and return their tool messages, in the order of `makes`.
 
         The first call that fails the job, or the job's cancellation, cancels and awaits the rest.
         """
@@ -260,8 +260,8 @@ class AgentWorkflow:
             raise error
         return [task.result() for task in tasks]
 
-    async def _call(self, call: ToolCall, tool: ToolRef) -> str:
-        """Make one tool call and return what the model reads."""
+    async def _call(self, call: ToolCall, tool: ToolRef) -> Message:
+        """Make one tool call and return the message that answers it."""
         try:
             result = await self._attempt(call, tool)
         except ActivityError as error:
@@ -273,9 +273,9 @@ class AgentWorkflow:
                 raise failure.tool_failure(tool, error) from error
             content = f"error: {failure.tool_cause(tool, error)}"
             self._state.count_answer(call.tool, ToolOutcome.ERROR, content)
-            return content
+            return turn.tool_message(call, content)
         self._state.count_answer(call.tool, result.outcome, result.content)
-        return result.content
+        return turn.tool_message(call, result.content, result.blob)
 
     async def _attempt(self, call: ToolCall, tool: ToolRef) -> CallToolResult:
         """Schedule one tool call; again if only its workers were lost and it may be retried."""
@@ -348,7 +348,7 @@ class AgentWorkflow:
         raise error
 
 
-async def _cancel_and_wait(tasks: Sequence[asyncio.Task[str]]) -> list[BaseException]:
+async def _cancel_and_wait(tasks: Sequence[asyncio.Task[Message]]) -> list[BaseException]:
     """Cancel what still runs, wait until all is done, and return the errors, in order.
 
     Not for a `finally` block: a job that is dropped from memory must not wait there.

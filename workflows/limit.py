@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pydantic_core import to_json
+
 from contracts.agent import Limits
 from contracts.error import BadInputError, LimitExceededError
 from contracts.job import AgentJobInput, StopReason
-from contracts.limit import MAX_INPUT_BYTES
+from contracts.limit import MAX_INPUT_BYTES, MAX_START_BYTES
 from contracts.llm_step import Usage
 from workflows.state import JobState
 
@@ -26,6 +28,8 @@ def check_input(job_id: str, job: AgentJobInput) -> None:
     _at_most("job id", len(job_id), MAX_JOB_ID_CHARS, "characters")
     _at_most("tenant name", len(job.tenant.encode()), MAX_TENANT_BYTES, "bytes")
     _at_most("job input", len(job.input.encode()), MAX_INPUT_BYTES, "bytes")
+    # Clients may leave defaults out and escape less than the payloads that are made of it here.
+    _at_most("job input with its agent as JSON", len(to_json(job)), MAX_START_BYTES, "bytes")
     if not job.model:
         raise BadInputError(
             "the job names no model",

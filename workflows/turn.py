@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from contracts.agent import AgentSpec, ToolRef
 from contracts.llm_step import OutputForm
-from contracts.message import Message, Role, ToolCall
+from contracts.message import BlobRef, Message, Role, ToolCall
 from workflows.offer import calls_left, held_back_by
 from workflows.state import JobState
 from workflows.text import one_line
@@ -99,9 +99,9 @@ def _choices(form: OutputForm) -> str:
     return f"the tools that may be called are: {', '.join(form.tools)}"
 
 
-def tool_message(call: ToolCall, content: str) -> Message:
-    """Return the message that answers `call`."""
-    return Message(role=Role.TOOL, content=content, tool_call_id=call.id, tool=call.tool)
+def tool_message(call: ToolCall, content: str, blob: BlobRef | None = None) -> Message:
+    """Return the message that answers `call`; with a `blob`, `content` is its preview."""
+    return Message(role=Role.TOOL, content=content, tool_call_id=call.id, tool=call.tool, blob=blob)
 
 
 def answer_refused(form: OutputForm) -> Message:
@@ -112,7 +112,8 @@ def answer_refused(form: OutputForm) -> Message:
 def fit(messages: Sequence[Message], limit: int = MAX_APPEND_BYTES) -> list[Message]:
     """Return `messages`, the largest replaced by an error text until their JSON fits `limit`.
 
-    Each result keeps to its own tool's limit; many together can still be too much for one step.
+    A tool worker hands on large results by reference, so those of a turn fit. This is for workers
+    of before, whose results can together still be too much for one payload.
     """
     sizes = [len(to_json(message)) for message in messages]
     fitting = list(messages)
@@ -123,7 +124,8 @@ def fit(messages: Sequence[Message], limit: int = MAX_APPEND_BYTES) -> list[Mess
             update={
                 "content": f"error: the result has {sizes[place]:,} bytes, and the results of "
                 f"this turn together would pass the limit of {limit:,} bytes; "
-                f"ask for less, or call fewer tools at once"
+                f"ask for less, or call fewer tools at once",
+                "blob": None,
             }
         )
         sizes[place] = len(to_json(fitting[place]))

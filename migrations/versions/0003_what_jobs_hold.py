@@ -33,8 +33,7 @@ def upgrade() -> None:
         op.add_column(table, _key(column))
     op.execute(
         sa.text(
-            "UPDATE step_ledger SET head = substring(result FROM :head)"
-            " WHERE outcome = 'finished'"
+            "UPDATE step_ledger SET head = substring(result FROM :head) WHERE outcome = 'finished'"
         ).bindparams(head=HEAD_OF_RESULT)
     )
     op.execute("UPDATE blobs SET created_at = 'infinity'")
