@@ -29,7 +29,7 @@ from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.job import AgentJobInput, AgentJobResult, JobStatus, StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
-from contracts.message import Frozen, ToolCall
+from contracts.message import BlobRef, Frozen, ToolCall
 from contracts.name import CALL_TOOL, LLM_STEP
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
 from muster.history import (
@@ -97,7 +97,10 @@ class StepRow(Frozen):
 
 
 class ToolRow(Frozen):
-    """One tool call. `total_s` is from asked for to answered, `duration_s` inside the tool."""
+    """One tool call. `total_s` is from asked for to answered, `duration_s` inside the tool.
+
+    With a `blob` the store has the whole result, and `content` is its preview.
+    """
 
     call_id: str
     tool: str
@@ -109,6 +112,7 @@ class ToolRow(Frozen):
     duration_s: float | None = None
     outcome: ToolOutcome | None = None
     content: str | None = None
+    blob: BlobRef | None = None
 
 
 class TurnRow(Frozen):
@@ -321,6 +325,7 @@ def _tool_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
         duration_s=result.duration_s if result else None,
         outcome=result.outcome if result else None,
         content=result.content if result else None,
+        blob=result.blob if result else None,
     )
 
 

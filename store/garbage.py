@@ -103,24 +103,25 @@ def _of_kept(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     return column.in_(sa.select(_KEPT.c.name))
 
 
-def _held(kind: str) -> sa.Select[tuple[str]]:
+def _held(kind: str) -> sa.Select[str]:
     """Return what kept jobs were opened with, of one kind."""
     of_kind = _job_content.c.kind == kind
     return sa.select(_job_content.c.name).where(of_kind & _of_kept(_job_content.c.job_id))
 
 
-def _finished(column: sa.Column[str]) -> sa.Select[tuple[str]]:
+def _finished(column: sa.Column[str]) -> sa.Select[str]:
     """Return a column of the finished steps of kept jobs."""
     is_finished = _steps.c.outcome == "finished"
     return sa.select(column).where(is_finished & _of_kept(_steps.c.job_id) & column.is_not(None))
 
 
-def _young(table: sa.Table) -> sa.Select[tuple[str]]:
+def _young(table: sa.Table) -> sa.Select[str]:
+    key: sa.Column[str]
     (key,) = table.primary_key.columns
     return sa.select(key).where(table.c.created_at >= _cutoff)
 
 
-def _mark_chains(table: sa.Table, *roots: sa.Select[tuple[str]]) -> sa.Executable:
+def _mark_chains(table: sa.Table, *roots: sa.Select[str]) -> sa.Executable:
     """Return the INSERT of the names of roots, young rows and all their ancestors."""
     (key,) = table.primary_key.columns
     start = sa.union(*roots, _young(table)).subquery()

@@ -240,6 +240,7 @@ def _step_line(turn: int, step: StepRow) -> _Line:
 
 def _tool_line(tool: ToolRow) -> _Line:
     refused = tool.outcome is ToolOutcome.ERROR
+    whole = f"[{tool.blob.bytes:,} bytes, whole in the store] " if tool.blob else ""
     return _Line(
         turn="",
         what=f"  {tool.tool}",
@@ -247,7 +248,7 @@ def _tool_line(tool: ToolRow) -> _Line:
         tokens="",
         seconds=f"{tool.total_s:.2f}",
         tries=str(tool.attempts or ""),
-        came_to=_preview(tool.content or ""),
+        came_to=_preview(whole + (tool.content or "")),
         failure=_preview(tool.failure or ""),
     )
 

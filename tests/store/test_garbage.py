@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import JsonValue
 
 from contracts.error import BadInputError
 from contracts.llm_step import LLMStepInput, Usage
@@ -33,7 +34,7 @@ def opening(agent: int) -> list[Message]:
     return [Message(role=Role.SYSTEM, content="Be terse."), user(f"example {agent % 2}")]
 
 
-def toolset(agent: int) -> list[dict[str, int]]:
+def toolset(agent: int) -> JsonValue:
     return [{"agent": agent}]
 
 
@@ -260,11 +261,11 @@ async def test_openings_collected_while_jobs_open_on_them_are_whole(database: Da
     for round_ in range(5):
         await world.open(f"old-{round_}")
         await world.grow_old()
-        opened = [world.open(f"new-{round_}-{number}") for number in range(8)]
-        jobs, *_ = await asyncio.gather(
-            asyncio.gather(*opened),
-            *(collect(database, [], grace=GRACE, delete=True) for _ in range(3)),
+        opened = [asyncio.create_task(world.open(f"new-{round_}-{number}")) for number in range(8)]
+        await asyncio.gather(
+            *opened, *(collect(database, [], grace=GRACE, delete=True) for _ in range(3))
         )
+        jobs = [job.result() for job in opened]
         assert await world.reach(jobs)
 
 
