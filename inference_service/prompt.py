@@ -85,9 +85,8 @@ def parse_output(text: str, step_id: str, form: OutputForm, toolset: Toolset) ->
     message = _parsed(text, step_id, form, toolset)
     size = len(to_json(message))
     if size > MAX_MESSAGE_BYTES:
-        calls = f", with its {len(message.tool_calls)} tool calls," if message.tool_calls else ""
         raise LimitExceededError(
-            f"the assistant message of LLM step {step_id!r}{calls} as JSON",
+            f"the assistant message of LLM step {step_id!r}, with its tool calls, as JSON",
             size,
             MAX_MESSAGE_BYTES,
             "bytes",
