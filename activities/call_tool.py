@@ -27,6 +27,7 @@ from activities.error_map import (
     FailureKind,
     ToolFailure,
     application_error,
+    bounded,
     classify,
     tool_error,
     trace,
@@ -123,7 +124,7 @@ class CallTool:
             tool = await self._loader.load(request.tool)
             arguments = tool.arguments.validate(name, request.call.arguments)
         except WrongArgumentsError as error:
-            return ToolFailure(FailureKind.MODEL, str(error))
+            return ToolFailure(FailureKind.MODEL, bounded(str(error)))
         except MusterError as error:
             return classify(error)
         if tool.arguments.wants_idempotency_key:

@@ -81,3 +81,9 @@ async def test_a_call_made_again_is_answered_with_the_same_reference(
 def test_no_policy_allows_more_than_one_blob_holds() -> None:
     with pytest.raises(ValidationError, match="less than or equal to 64000000"):
         ToolRef(function=f"{BAD}:returns_large", max_result_bytes=HARD_TOOL_RESULT_BYTES + 1)
+
+
+async def test_arguments_with_a_huge_name_are_refused_in_few_words(call: Caller) -> None:
+    result = await call(request("returns_large", {"n": 1, "k" * 1_000_000: 2}))
+    assert result.outcome is ToolOutcome.ERROR
+    assert len(result.content) < 5_000
