@@ -228,3 +228,9 @@ def test_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + HEAD.encode())
     assert read_agent_file(path).spec.name == "weather"
+
+
+def test_an_example_that_refers_to_a_stored_text_is_refused() -> None:
+    blob = f"{{digest: {'a' * 64}, bytes: 3}}"
+    error = refused(f"{HEAD}examples:\n  - role: user\n    content: hi\n    blob: {blob}\n")
+    assert "an example has its text in `content`" in error.message
