@@ -3,7 +3,8 @@
 1. Claim the call in the tool ledger; a finished call is answered from there.
 2. Load the tool and check the model's arguments against its types.
 3. Run it, bounded in time, with the call's id as idempotency key if it takes one.
-4. Make its result text, bounded in size; or say whose fault its error is (`error_map`).
+4. Make its result text, bounded in size; or say whose fault its error is (`error_map`). A text
+   over `INLINE_RESULT_BYTES` goes to the store, and only its name and a preview go on.
 5. Record the outcome, then return it, or raise what Temporal shall retry or fail with.
 
 The ledger counts failures, not Temporal: a worker killed in the middle of a call has cost an
@@ -17,7 +18,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from temporalio import activity
 
@@ -26,6 +27,7 @@ from activities.error_map import (
     FailureKind,
     ToolFailure,
     application_error,
+    bounded,
     classify,
     tool_error,
     trace,
@@ -33,11 +35,15 @@ from activities.error_map import (
 from activities.execution import ToolExecution
 from activities.loader import ToolLoader
 from activities.output import output_of
+from activities.result import Rendered
 from contracts.agent import OnFailure
 from contracts.error import MusterError, UnavailableError
+from contracts.limit import INLINE_RESULT_BYTES
+from contracts.message import BlobRef
 from contracts.name import CALL_TOOL
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
 from store.attempt import AttemptOutcome
+from store.context import ContextStore
 from store.database import Database
 from store.tool_ledger import ToolClaimed, ToolFinished, ToolLedger
 
@@ -53,11 +59,20 @@ CLOSE_TIMEOUT_S = 2.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a call came to: the text, or the preview of the text that the store keeps as `blob`."""
+
+    content: str
+    blob: BlobRef | None = None
+
+
 class CallTool:
     """Runs tool calls on behalf of workflows."""
 
     def __init__(self, database: Database) -> None:
         self._ledger = ToolLedger(database)
+        self._contexts = ContextStore(database)
         self._loader = ToolLoader()
         self._execution = ToolExecution()
 
@@ -86,7 +101,7 @@ class CallTool:
             await self._close_cancelled(request, claim)
             raise
         duration_s = time.monotonic() - started
-        if isinstance(outcome, str):
+        if isinstance(outcome, _Answer):
             return await self._commit(request, claim, ToolOutcome.OK, outcome, duration_s)
         failure = _settle(request, claim, outcome)
         if failure.kind is FailureKind.MODEL or (
@@ -94,12 +109,13 @@ class CallTool:
             and request.tool.on_failure is OnFailure.TELL_MODEL
         ):
             text = failure.text if failure.text.startswith("error: ") else f"error: {failure.text}"
-            return await self._commit(request, claim, ToolOutcome.ERROR, text, duration_s)
+            told = _Answer(text)
+            return await self._commit(request, claim, ToolOutcome.ERROR, told, duration_s)
         await self._ledger.fail(request.call.id, claim.attempt, failure.text)
         raise tool_error(failure)
 
-    async def _run(self, request: CallToolInput, claim: ToolClaimed) -> str | ToolFailure:
-        """Return the result's text, or whose fault it is that there is none."""
+    async def _run(self, request: CallToolInput, claim: ToolClaimed) -> _Answer | ToolFailure:
+        """Return the result, or whose fault it is that there is none."""
         name = request.call.tool
         if claim.lost >= MAX_LOST_ATTEMPTS:
             lost = f"its worker was lost {claim.lost} times while it ran"
@@ -108,7 +124,7 @@ class CallTool:
             tool = await self._loader.load(request.tool)
             arguments = tool.arguments.validate(name, request.call.arguments)
         except WrongArgumentsError as error:
-            return ToolFailure(FailureKind.MODEL, str(error))
+            return ToolFailure(FailureKind.MODEL, bounded(str(error)))
         except MusterError as error:
             return classify(error)
         if tool.arguments.wants_idempotency_key:
@@ -120,24 +136,32 @@ class CallTool:
                 size = request.tool.max_result_bytes
                 ended = await self._execution.render(name, ended.value, size, timeout_s)
         if ended.error is None:
-            text: str = ended.value
-            return text
+            return await self._answer(ended.value)
         failure = classify(ended.error)
         if not isinstance(ended.error, MusterError):
             level = logging.ERROR if failure.kind is FailureKind.PERMANENT else logging.WARNING
             _log.log(level, "tool %r failed: %s", name, trace(ended.error))
         return failure
 
+    async def _answer(self, result: Rendered) -> _Answer:
+        if result.bytes <= INLINE_RESULT_BYTES:
+            return _Answer(result.text)
+        return _Answer(result.preview(), await self._contexts.put_text(result.text))
+
     async def _commit(
         self,
         request: CallToolInput,
         claim: ToolClaimed,
         outcome: ToolOutcome,
-        content: str,
+        answer: _Answer,
         duration_s: float,
     ) -> CallToolResult:
         result = CallToolResult(
-            call_id=request.call.id, outcome=outcome, content=content, duration_s=duration_s
+            call_id=request.call.id,
+            outcome=outcome,
+            content=answer.content,
+            blob=answer.blob,
+            duration_s=duration_s,
         )
         if not await self._ledger.commit(claim.attempt, result):
             _log.warning("late result of tool call %r dropped", request.call.id)

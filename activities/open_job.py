@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 from temporalio import activity
 
 from activities.error_map import application_error
 from activities.loader import ToolLoader
 from contracts.agent import AgentSpec, SubAgent, ToolSchema
-from contracts.error import MusterError
+from contracts.error import LimitExceededError, MusterError
 from contracts.job import OpenJobInput, OpenJobResult
+from contracts.limit import MAX_TOOLSET_BYTES
 from contracts.message import ContextRef, Message, Role
 from contracts.name import OPEN_JOB, TASK
 from store.context import ContextStore
@@ -27,14 +29,16 @@ class OpenJob:
     async def open_job(self, job: OpenJobInput) -> OpenJobResult:
         """Load every tool, store instructions, examples and tool schemas; return their names."""
         try:
-            toolset = await self._pin_tools(job.agent)
+            schemas = await self._schemas(job.agent)
             opening = [Message(role=Role.SYSTEM, content=job.agent.instructions)]
-            head = await self._contexts.put(None, [*opening, *job.agent.examples])
+            messages = [*opening, *job.agent.examples]
+            head, toolset = await self._contexts.open(job.job_id, messages, schemas)
         except MusterError as error:
             raise application_error(error) from None
         return OpenJobResult(context=ContextRef(head=head), toolset=toolset)
 
-    async def _pin_tools(self, agent: AgentSpec) -> str | None:
+    async def _schemas(self, agent: AgentSpec) -> JsonValue:
+        """Return what the model is told of the agent's tools, None if it has none."""
         if not agent.callables:
             return None
         schemas: list[JsonValue] = []
@@ -42,7 +46,16 @@ class OpenJob:
             tool = await self._loader.load(ref)
             schemas.append(tool.schema.model_dump(mode="json"))
         schemas += [_schema_of(each).model_dump(mode="json") for each in agent.agents]
-        return await self._contexts.put_blob(schemas)
+        size = len(to_json(schemas))
+        if size > MAX_TOOLSET_BYTES:
+            raise LimitExceededError(
+                f"the schemas of the {len(schemas)} tools of agent {agent.name!r}, as JSON,",
+                size,
+                MAX_TOOLSET_BYTES,
+                "bytes",
+                hint="give the agent fewer tools, or their parameters simpler types",
+            )
+        return schemas
 
 
 def _schema_of(sub_agent: SubAgent) -> ToolSchema:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
@@ -11,7 +12,11 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from contracts.error import LimitExceededError, MusterError
 
 MAX_MEASURED_BYTES = 2_000_000
-"""Past this nested data is only known to be larger: measuring on costs what the limit saves."""
+"""Past this, and the tool's own limit, nested data is only known to be larger: measuring on costs
+what the limit saves."""
+
+PREVIEW_CHARS = 500
+"""Of a result whose text the store keeps."""
 
 MAX_DEPTH = 200
 """Containers within containers; JSON readers stop soon after."""
@@ -23,14 +28,31 @@ class ToolResultError(MusterError):
     """A tool returned something that no retry makes into text."""
 
 
-def render(tool: str, value: Any, max_bytes: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A tool's result as text, and its size as JSON, in bytes."""
+
+    text: str
+    bytes: int
+
+    def preview(self) -> str:
+        """Return its beginning and a note that says what that is."""
+        head = self.text[:PREVIEW_CHARS]
+        note = (
+            f"the first {len(head):,} characters of {self.bytes:,} bytes; the store has the whole"
+        )
+        return f"{head}…\n[{note}]"
+
+
+def render(tool: str, value: Any, max_bytes: int) -> Rendered:
     """Return a tool's result as text: a `str` as it is, bytes as UTF-8, all else as compact JSON.
 
     Size is counted as the text takes it in a JSON payload, so `max_bytes` bounds that too. Raises
     ToolResultError or LimitExceededError, which name the tool.
     """
-    at_least = 0 if isinstance(value, (str, bytes)) else _size_at_least(tool, value)
-    if at_least > MAX_MEASURED_BYTES:
+    enough = max(MAX_MEASURED_BYTES, max_bytes)
+    at_least = 0 if isinstance(value, (str, bytes)) else _size_at_least(tool, value, enough)
+    if at_least > enough:
         raise _too_large(f"the result of tool {tool!r} (measured in part)", at_least, max_bytes)
     text = _text(tool, value)
     try:
@@ -39,7 +61,7 @@ def render(tool: str, value: Any, max_bytes: int) -> str:
         raise _not_text(tool, value, "it has characters that UTF-8 cannot encode") from error
     if size > max_bytes:
         raise _too_large(f"the result of tool {tool!r}", size, max_bytes)
-    return text
+    return Rendered(text, size)
 
 
 def _text(tool: str, value: Any) -> str:
@@ -61,14 +83,15 @@ def _text(tool: str, value: Any) -> str:
         raise _not_text(tool, value, f"{type(error).__name__}: {error}") from error
 
 
-def _size_at_least(tool: str, value: Any) -> int:
+def _size_at_least(tool: str, value: Any, enough: int) -> int:
     """Return a size in bytes that the rendered text certainly has; refuse what has no end.
 
-    Generators are refused wherever they hide in containers: pydantic would run them dry.
+    Counting ends once the size is more than `enough`. Generators are refused wherever they hide in
+    containers: pydantic would run them dry.
     """
     size, path = 0, [(0, iter((value,)))]
     above: set[int] = set()
-    while path and size <= MAX_MEASURED_BYTES:
+    while path and size <= enough:
         item = next(path[-1][1], _END)
         if item is _END:
             above.discard(path.pop()[0])

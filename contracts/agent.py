@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
 
 from contracts.limit import (
     HARD_TOOL_RESULT_BYTES,
@@ -161,6 +161,13 @@ class AgentSpec(Frozen):
     def depth(self) -> int:
         """Levels of agents: 1 for one without sub-agents."""
         return 1 + max((each.agent.depth for each in self.agents), default=0)
+
+    @field_validator("examples")
+    @classmethod
+    def _examples_are_written_out(cls, examples: tuple[Message, ...]) -> tuple[Message, ...]:
+        if any(message.blob for message in examples):
+            raise ValueError("an example has its text in `content`; `blob` is for tool results")
+        return examples
 
     @model_validator(mode="after")
     def _named_tools_exist(self) -> AgentSpec:

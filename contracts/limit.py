@@ -3,7 +3,7 @@
 MAX_INPUT_BYTES = 1_000_000
 """A job's input text. Temporal refuses payloads over 2 MB, and the agent needs room too."""
 
-MAX_AGENT_BYTES = 300_000
+MAX_AGENT_BYTES = 400_000
 """An agent as JSON. A job that rolls over hands on its agent, what an LLM step appends, its inbox
 and its counts in one Temporal payload."""
 
@@ -22,11 +22,23 @@ MAX_MESSAGE_ID_CHARS = 64
 MAX_AGENT_FILE_BYTES = 256_000
 """An agent's YAML file, instructions and few-shot examples included."""
 
+MAX_START_BYTES = 1_900_000
+"""A job's input with its agent, as JSON: Temporal refuses payloads over 2 MB, for ever."""
+
+MAX_TOOLSET_BYTES = 500_000
+"""The schemas of all tools of one agent, as JSON: each LLM step reads them."""
+
+MAX_MESSAGE_BYTES = 1_500_000
+"""An assistant message as JSON, with the calls it asks for: each becomes a payload of its own."""
+
+INLINE_RESULT_BYTES = 16_000
+"""A tool result up to this, as JSON, stands in history; of a larger one a preview does."""
+
 MAX_TOOL_RESULT_BYTES = 256_000
 """Default limit on one tool result; a tool's policy may set less or more, up to the next limit."""
 
-HARD_TOOL_RESULT_BYTES = 1_000_000
-"""No policy may let a tool result grow past this: it must fit a Temporal payload with room."""
+HARD_TOOL_RESULT_BYTES = 64_000_000
+"""No policy may let a tool result grow past this: it is one value in the database, read whole."""
 
 MAX_TOOLS = 64
 """Tools of one agent: more do not fit a small model's context window."""

@@ -7,7 +7,7 @@ import json
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import to_json
 
 
@@ -34,11 +34,24 @@ class ToolCall(Frozen):
     arguments: dict[str, JsonValue]
 
 
+class BlobRef(Frozen):
+    """Names a text that the store keeps: its content hash, and its size as JSON, in bytes."""
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+def is_none(value: object) -> bool:
+    """Say whether a field is left out of what is written: without it, old hashes hold."""
+    return value is None
+
+
 class Message(Frozen):
     """One message of a conversation.
 
     An assistant message keeps the text exactly as generated in `content`; `tool_calls` is what was
-    parsed from it. A tool message answers the call `tool_call_id` of the tool named `tool`.
+    parsed from it. A tool message answers the call `tool_call_id` of the tool named `tool`. With a
+    `blob`, that is the text, which the model reads whole, and `content` is a preview for people.
     """
 
     role: Role
@@ -46,6 +59,7 @@ class Message(Frozen):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     tool: str | None = None
+    blob: BlobRef | None = Field(None, exclude_if=is_none)
 
 
 class ContextRef(Frozen):

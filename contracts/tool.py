@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from contracts.agent import ToolRef
-from contracts.message import Frozen, ToolCall
+from contracts.message import BlobRef, Frozen, ToolCall, is_none
 
 
 class ToolOutcome(StrEnum):
@@ -25,10 +27,14 @@ class CallToolInput(Frozen):
 
 
 class CallToolResult(Frozen):
-    """Result of the `call_tool` activity: `content` is what the model reads."""
+    """Result of the `call_tool` activity: `content` is what the model reads.
+
+    Of a result over `INLINE_RESULT_BYTES` the model reads `blob`; `content` is its preview then.
+    """
 
     call_id: str
     outcome: ToolOutcome
     content: str
+    blob: BlobRef | None = Field(None, exclude_if=is_none)
     duration_s: float
     """Seconds inside the tool itself, in the attempt that counted."""

@@ -8,6 +8,9 @@ from temporalio.exceptions import ApplicationError
 
 from contracts.error import MusterError, UnavailableError
 
+MAX_TEXT_CHARS = 4_000
+"""Error text that the event history and people get."""
+
 
 class EngineStalledError(MusterError):
     """The engine gave no token for too long; the generation was aborted."""
@@ -61,12 +64,17 @@ def to_temporal(error: MusterError) -> ApplicationError:
     A handed-back step is retried at once, one that found no room when the service said.
     """
     return ApplicationError(
-        str(error),
-        {"message": error.message, "hint": error.hint},
+        bounded(str(error)),
+        {"message": bounded(error.message), "hint": bounded(error.hint)},
         type=type(error).__name__,
         non_retryable=not error.retryable,
         next_retry_delay=_retry_delay(error),
     )
+
+
+def bounded(text: str) -> str:
+    """Return text that fits everywhere, cut with a mark."""
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
 
 
 def _retry_delay(error: MusterError) -> timedelta | None:

@@ -14,9 +14,11 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from contracts.agent import ToolSchema
-from contracts.error import BadInputError, MusterError
+from contracts.error import BadInputError, LimitExceededError, MusterError
+from contracts.limit import MAX_MESSAGE_BYTES
 from contracts.llm_step import OutputForm
 from contracts.message import Message, Role, ToolCall
 
@@ -78,8 +80,22 @@ def parse_output(text: str, step_id: str, form: OutputForm, toolset: Toolset) ->
 
     A tool call's content is the JSON as generated, an answer's is the answer alone. What the model
     itself reads again is neither: it is the sampled ids of the token run. Raises
-    `InvalidOutputError`.
+    `InvalidOutputError`, or `LimitExceededError` for a message that Temporal would not take.
     """
+    message = _parsed(text, step_id, form, toolset)
+    size = len(to_json(message))
+    if size > MAX_MESSAGE_BYTES:
+        raise LimitExceededError(
+            f"the assistant message of LLM step {step_id!r}, with its tool calls, as JSON",
+            size,
+            MAX_MESSAGE_BYTES,
+            "bytes",
+            hint="lower `sampling.max_tokens`, or let the tool take less in its arguments",
+        )
+    return message
+
+
+def _parsed(text: str, step_id: str, form: OutputForm, toolset: Toolset) -> Message:
     schema = output_schema(form, toolset)
     if schema is None:
         return Message(role=Role.ASSISTANT, content=text)

@@ -13,6 +13,8 @@ A session lives in memory under its token run, the id of the step that ended it.
 there (first step, restart, another replica) it comes from the store: the token run's ids. Where
 another model has made that run, the session goes on from the last run of this one that the
 conversation holds; without any, the messages are rendered whole.
+
+A message that refers to a text in the store is read whole: its preview is for people.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from contracts.error import BadInputError
 from contracts.llm_step import Divergence, LLMStepInput
 from contracts.message import ContextRef, Message
 from inference_service.engine.protocol import ChatTokenizer
 from inference_service.prompt import ChatMessage, Toolset, chat_messages
 from inference_service.scheduler.event import Node
 from inference_service.template import ChatTemplate
-from store.context import ContextStore
+from store.context import ContextStore, NotStoredError
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ class Sessions:
         return self._live_tokens
 
     async def resolve(self, step: LLMStepInput, toolset: Toolset) -> Prompt:
-        """Return the step's prompt. Raises `BadInputError` if the store lacks its base."""
+        """Return the step's prompt. Raises `NotStoredError` if the store lacks a part of it."""
         run = step.base.token_run if step.base else None
         base = await self._base(run) if run else None
         if self.template_defect:
@@ -134,14 +137,13 @@ class Sessions:
 
     async def _added(self, messages: Sequence[Message]) -> array[int]:
         """Return the ids that messages add behind an assistant's end of turn."""
-        chat = chat_messages(messages, {}, has_tool_role=self._template.has_tool_role)
-        return await self._encode(chat, is_added=True)
+        return await self._encode(await self._chat(messages, {}), is_added=True)
 
     async def _rendered_whole(
         self, step: LLMStepInput, toolset: Toolset, base: array[int] | None
     ) -> Prompt:
         messages = [*await self._messages(step.base), *step.append]
-        chat = chat_messages(messages, toolset, has_tool_role=self._template.has_tool_role)
+        chat = await self._chat(messages, toolset)
         if base is not None and self._template.can_add:
             ids = base + await self._added(step.append)
             if await asyncio.to_thread(self._has_text, ids, chat):
@@ -170,7 +172,7 @@ class Sessions:
         key = (step.base.head, step.toolset or "")
         if key not in self._opening_ids:
             opening = await self._messages(step.base)
-            chat = chat_messages(opening, toolset, has_tool_role=self._template.has_tool_role)
+            chat = await self._chat(opening, toolset)
             self._opening_ids[key] = await self._encode(chat, add_generation_prompt=False)
             if len(self._opening_ids) > _MAX_OPENINGS:
                 self._opening_ids.popitem(last=False)
@@ -191,6 +193,26 @@ class Sessions:
             if len(self._openings) > _MAX_OPENINGS:
                 self._openings.popitem(last=False)
         return messages
+
+    async def _chat(self, messages: Sequence[Message], toolset: Toolset) -> list[ChatMessage]:
+        """Return the chat template's input; texts in the store stand in place of previews."""
+        whole = [await self._whole(message) if message.blob else message for message in messages]
+        return chat_messages(whole, toolset, has_tool_role=self._template.has_tool_role)
+
+    async def _whole(self, message: Message) -> Message:
+        assert message.blob is not None
+        digest = message.blob.digest
+        try:
+            text = await self._contexts.get_blob(digest)
+        except NotStoredError as error:
+            raise NotStoredError(
+                f"the result of tool {message.tool!r} (call {message.tool_call_id!r}, "
+                f"{message.blob.bytes:,} bytes, blob {digest!r}) is not in the store",
+                hint=error.hint,
+            ) from error
+        if not isinstance(text, str):
+            raise BadInputError(f"blob {digest!r} is no text, so it cannot be a tool's result")
+        return message.model_copy(update={"content": text, "blob": None})
 
     async def _encode(
         self,

@@ -21,6 +21,7 @@ from contracts.error import MusterError, UnavailableError
 from contracts.limit import MAX_STEP_FAILURES
 from contracts.llm_step import (
     FinishReason,
+    LLMStepInput,
     LLMStepResult,
     Outcome,
     StepTiming,
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 _TOOLS = TypeAdapter(list[ToolSchema])
 _MAX_TOOLSETS = 1_024
 """Toolsets kept in memory: each agent has one, however many jobs it has."""
+_MAX_INLINE_CHARACTERS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class StepProtocol:
             spent = _sum(spent, sample.timing)
             text = self._tokenizer.decode(sample.token_ids.tolist())
             try:
-                message = parse_output(text, step.step_id, step.output, toolset)
+                message = await self._parsed(text, step, toolset)
             except InvalidOutputError as error:
                 generation.usage = _wasted(generation.usage)
                 log.info("step %s, sample %d: %s", step.step_id, number, error)
@@ -204,6 +206,12 @@ class StepProtocol:
                     message, sample.token_ids, sample.finish_reason, spent, self._dispatcher.now()
                 )
         raise AssertionError("unreachable: the last repair returns or raises")
+
+    async def _parsed(self, text: str, step: LLMStepInput, toolset: Toolset) -> Message:
+        """Return the message of a text; a long one is read in a thread, off the event loop."""
+        if len(text) <= _MAX_INLINE_CHARACTERS:
+            return parse_output(text, step.step_id, step.output, toolset)
+        return await asyncio.to_thread(parse_output, text, step.step_id, step.output, toolset)
 
     def _repaired(self, sampling: Sampling, number: int) -> Sampling:
         """Return other sampling: at temperature 0 the same text would come again."""

@@ -26,7 +26,7 @@ from temporalio.worker import (
 from contracts.error import MusterError
 from contracts.llm_step import LLMStepInput, LLMStepResult, SessionHint
 from contracts.name import LLM_STEP, SESSION_HINT, continue_queue, start_queue
-from inference_service.failure import to_temporal
+from inference_service.failure import bounded, to_temporal
 from inference_service.generation import Generation, StopCause
 from inference_service.service import InferenceService
 from store.step_ledger import StepLedger
@@ -85,9 +85,8 @@ class LLMStepActivity:
             raise
         except Exception as error:
             log.exception("step %s: a fault of the service", step.step_id)
-            raise ApplicationError(
-                f"{type(error).__name__}: {error}", type="ServiceFault"
-            ) from error
+            fault = bounded(f"{type(error).__name__}: {error}")
+            raise ApplicationError(fault, type="ServiceFault") from error
 
     @activity.defn(name=SESSION_HINT)
     async def session_hint(self, hint: SessionHint) -> None:

@@ -28,6 +28,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.agent import AgentSpec
 from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, JobStatus
+from contracts.limit import MAX_START_BYTES
 from contracts.llm_step import Usage
 from contracts.name import (
     AGENT_WORKFLOW,
@@ -41,9 +42,6 @@ from muster.job_message import send_message
 from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
 from muster.job_view import doing
 from muster.report import JobReport, build_report
-
-MAX_START_BYTES = 1_900_000
-"""A start input as JSON: Temporal refuses payloads over 2 MB."""
 
 MAX_SUMMARY_BYTES = 200
 """A job's summary line in the Temporal UI; Temporal's own limit is 400 bytes as JSON."""

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 
 from contracts.job import AgentJobInput, AgentJobResult, Spent
 from contracts.llm_step import Divergence, LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
-from contracts.message import Frozen, ToolCall
+from contracts.message import BlobRef, Frozen, ToolCall
 from contracts.name import AGENT_WORKFLOW, CALL_TOOL, LLM_STEP, TASK
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
 from muster.history import Activity, ActivityState, elapsed_s, parse
@@ -82,6 +82,8 @@ class StepRow(Frozen):
 class ToolRow(Frozen):
     """One tool call. `total_s` is from asked for to answered, `duration_s` inside the tool.
 
+    With a `blob` the store has the whole result, and `content` is its preview.
+
     Or a call of a sub-agent: `sub_job` is its job, `spent` what that has used, as far as it told.
     """
 
@@ -95,6 +97,7 @@ class ToolRow(Frozen):
     duration_s: float | None = None
     outcome: ToolOutcome | None = None
     content: str | None = None
+    blob: BlobRef | None = None
     sub_job: str | None = None
     spent: Spent | None = None
 
@@ -231,6 +234,7 @@ def _tool_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
         duration_s=result.duration_s if result else None,
         outcome=result.outcome if result else None,
         content=result.content if result else None,
+        blob=result.blob if result else None,
     )
 
 

@@ -1,29 +1,43 @@
 """Conversations by content: message nodes named by hash, token runs, JSON values.
 
 A node's hash covers its parent's, so a head names a whole conversation, two jobs that open alike
-share nodes, and a fork costs nothing. Writing what is there already changes nothing.
+share nodes, and a fork costs nothing. Writing what is there already changes nothing, but that what
+is older than `STALE_AFTER` counts as written now: it is about to be used again, and must not be
+collected as garbage before that use is on record. The old rows are locked before the new ones are
+written, so a collection that runs at that moment either sees them young or has gone by.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic import JsonValue
 from pydantic_core import to_json
 from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from contracts.error import BadInputError, LimitExceededError
-from contracts.message import Message, content_hash, node_hash
+from contracts.limit import HARD_TOOL_RESULT_BYTES
+from contracts.message import BlobRef, Message, content_hash, node_hash
 from store.database import Database
-from store.schema import blobs, contexts, step_ledger, token_runs
+from store.schema import blobs, contexts, job_content, step_ledger, token_runs
 
-MAX_BLOB_BYTES = 64_000_000
-"""One stored JSON value; far above any toolset or tool result."""
+MAX_BLOB_BYTES = HARD_TOOL_RESULT_BYTES + len('""')
+"""One stored JSON value."""
+
+STALE_AFTER = timedelta(hours=1)
+"""Content younger than this needs no new date: the least grace of a collection is longer."""
+
+_MAX_INLINE_BYTES = 64_000
+"""Stored JSON up to this size is read at once; larger values in a thread, off the event loop."""
 
 
 class NotStoredError(BadInputError, LookupError):
@@ -55,6 +69,7 @@ class Node:
     hash: str
     parent: str | None
     body: str
+    blob: str | None
 
 
 def chain(parent: str | None, messages: Sequence[Message]) -> list[Node]:
@@ -62,7 +77,8 @@ def chain(parent: str | None, messages: Sequence[Message]) -> list[Node]:
     nodes: list[Node] = []
     for message in messages:
         name = node_hash(parent, message)
-        nodes.append(Node(name, parent, message.model_dump_json()))
+        blob = message.blob.digest if message.blob else None
+        nodes.append(Node(name, parent, message.model_dump_json(), blob))
         parent = name
     return nodes
 
@@ -91,23 +107,47 @@ def _node_rows() -> sa.TableValuedAlias:
             sa.bindparam("hashes", type_=text),
             sa.bindparam("parents", type_=text),
             sa.bindparam("bodies", type_=text),
+            sa.bindparam("node_blobs", type_=text),
         )
-        .table_valued("hash", "parent", "body")
+        .table_valued("hash", "parent", "body", "blob")
         .render_derived()
     )
 
 
-def insert_nodes(*, only_if: sa.ColumnElement[bool]) -> sa.sql.dml.ReturningInsert[tuple[str]]:
+def _renewed(
+    table: sa.Table, names: sa.BindParameter[Any], only_if: sa.ColumnElement[bool]
+) -> sa.CTE:
+    """Return the UPDATE that makes old rows of these names young again."""
+    (key,) = table.primary_key.columns
+    is_stale = table.c.created_at < sa.func.now() - STALE_AFTER
+    return (
+        sa.update(table)
+        .where((key == sa.any_(names)) & is_stale & only_if)
+        .values(created_at=sa.func.now())
+        .returning(key)
+        .cte("renewed")
+    )
+
+
+def _is_done(cte: sa.CTE) -> sa.ColumnElement[bool]:
+    """Return a condition that always holds, and only once all of `cte` is done."""
+    return sa.select(sa.func.count() >= 0).select_from(cte).scalar_subquery()
+
+
+def insert_nodes(*, only_if: sa.ColumnElement[bool]) -> sa.CTE:
     """Return the INSERT of nodes given as `node_values`, done only if the condition holds."""
     rows = _node_rows()
+    names = sa.bindparam("hashes", type_=ARRAY(sa.Text))
+    is_wanted = only_if & _is_done(_renewed(contexts, names, only_if))
     return (
         insert(contexts)
         .from_select(
-            ["hash", "parent", "body"],
-            sa.select(rows.c.hash, rows.c.parent, rows.c.body).where(only_if),
+            ["hash", "parent", "body", "blob"],
+            sa.select(rows.c.hash, rows.c.parent, rows.c.body, rows.c.blob).where(is_wanted),
         )
         .on_conflict_do_nothing()
         .returning(contexts.c.hash)
+        .cte("nodes")
     )
 
 
@@ -117,6 +157,7 @@ def node_values(nodes: Sequence[Node]) -> dict[str, list[str | None]]:
         "hashes": [node.hash for node in nodes],
         "parents": [node.parent for node in nodes],
         "bodies": [node.body for node in nodes],
+        "node_blobs": [node.blob for node in nodes],
     }
 
 
@@ -131,11 +172,10 @@ def _chain_to_root(table: sa.Table, name: str, *carried: str) -> sa.Select[tuple
     )
 
 
-_LOAD_NODES = _chain_to_root(contexts, "hash", "body")
+_LOAD_NODES = _chain_to_root(contexts, "hash", "body", "blob")
 _LOAD_RUNS = _chain_to_root(token_runs, "step_id", "tokenizer", "token_ids")
-_HEAD_OF_RESULT = sa.cast(step_ledger.c.result, sa.JSON)["context"]["head"].as_string()
 _LAST_RUN = (
-    sa.select(token_runs.c.step_id, _HEAD_OF_RESULT.label("head"))
+    sa.select(token_runs.c.step_id, step_ledger.c.head)
     .join(step_ledger, step_ledger.c.step_id == token_runs.c.step_id)
     .where(
         step_ledger.c.outcome == "finished",
@@ -143,16 +183,55 @@ _LAST_RUN = (
         step_ledger.c.step_id > sa.bindparam("job", type_=sa.Text) + "/",
         step_ledger.c.step_id < sa.bindparam("job", type_=sa.Text) + "0",
         token_runs.c.tokenizer == sa.bindparam("of_tokenizer", type_=sa.Text),
-        sa.any_(sa.bindparam("heads", type_=ARRAY(sa.Text))) == _HEAD_OF_RESULT,
+        sa.any_(sa.bindparam("heads", type_=ARRAY(sa.Text))) == step_ledger.c.head,
     )
 )
-_PARENT_IS_STORED = sa.bindparam("parent", type_=sa.Text).is_(None) | sa.exists().where(
-    contexts.c.hash == sa.bindparam("parent", type_=sa.Text)
+_AFTER = sa.bindparam("after", type_=sa.Text)
+_PARENT_IS_STORED = _AFTER.is_(None) | sa.exists().where(contexts.c.hash == _AFTER)
+_PUT_NODES = sa.select(_PARENT_IS_STORED.label("parent_is_stored")).add_cte(
+    insert_nodes(only_if=_PARENT_IS_STORED)
 )
-_ADDED = insert_nodes(only_if=_PARENT_IS_STORED).cte("added")
-_PUT_NODES = sa.select(_PARENT_IS_STORED.label("parent_is_stored")).add_cte(_ADDED)
-_PUT_BLOB = insert(blobs).on_conflict_do_nothing().returning(blobs.c.digest)
+
+
+def _insert_blob() -> sa.Executable:
+    digest = sa.bindparam("new_digest", type_=sa.Text)
+    names = sa.bindparam("new_digests", type_=ARRAY(sa.Text))
+    row = sa.select(digest, sa.bindparam("new_body", type_=sa.Text))
+    return (
+        insert(blobs)
+        .from_select(["digest", "body"], row.where(_is_done(_renewed(blobs, names, sa.true()))))
+        .on_conflict_do_nothing()
+        .returning(blobs.c.digest)
+    )
+
+
+_PUT_BLOB = _insert_blob()
 _GET_BLOB = sa.select(blobs.c.body).where(blobs.c.digest == sa.bindparam("digest"))
+_HOLD = insert(job_content).on_conflict_do_nothing()
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    """A JSON value as stored."""
+
+    digest: str
+    body: str
+    bytes: int
+
+    def values(self) -> dict[str, object]:
+        """Return the parameters of `_PUT_BLOB`."""
+        return {
+            "new_digest": self.digest,
+            "new_digests": [self.digest],
+            "new_body": self.body,
+        }
+
+
+def _blob(value: JsonValue) -> _Blob:
+    body = to_json(value)
+    if len(body) > MAX_BLOB_BYTES:
+        raise LimitExceededError("a stored value", len(body), MAX_BLOB_BYTES, "bytes")
+    return _Blob(content_hash(value), body.decode(), len(body))
 
 
 class ContextStore:
@@ -168,7 +247,7 @@ class ContextStore:
         """
         assert messages, "a conversation grows by at least one message"
         nodes = chain(parent, messages)
-        rows = await self._database.fetch(_PUT_NODES, {"parent": parent, **node_values(nodes)})
+        rows = await self._database.fetch(_PUT_NODES, {"after": parent, **node_values(nodes)})
         if not rows[0].parent_is_stored:
             raise NotStoredError(f"conversation {parent!r} is not in the store")
         return nodes[-1].hash
@@ -189,7 +268,7 @@ class ContextStore:
             raise NotStoredError(
                 f"conversation {head!r} lacks its ancestor {rows[0].parent!r} in the store"
             )
-        return [Node(row.hash, row.parent, row.body) for row in rows]
+        return [Node(row.hash, row.parent, row.body, row.blob) for row in rows]
 
     async def last_run(self, job: str, heads: Sequence[str], tokenizer: str) -> RunAt | None:
         """Return the run of `tokenizer`, made by a step of `job`, that ends last among `heads`.
@@ -214,19 +293,53 @@ class ContextStore:
             return None
         return unpack_token_ids(b"".join(row.token_ids for row in rows))
 
+    async def open(
+        self, job_id: str, messages: Sequence[Message], toolset: JsonValue
+    ) -> tuple[str, str | None]:
+        """Store what job `job_id` begins with, on record as held by it, in one transaction.
+
+        Return the conversation's head, and the name of `toolset` unless that is None. Raises
+        LimitExceededError.
+        """
+        nodes = await asyncio.to_thread(chain, None, messages)
+        blob = None if toolset is None else await asyncio.to_thread(_blob, toolset)
+        held = [{"job_id": job_id, "kind": "context", "name": nodes[-1].hash}]
+        if blob:
+            held.append({"job_id": job_id, "kind": "blob", "name": blob.digest})
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(_PUT_NODES, {"after": None, **node_values(nodes)})
+            if blob:
+                await connection.execute(_PUT_BLOB, blob.values())
+            await connection.execute(_HOLD, held)
+
+        await self._database.transact(work)
+        return nodes[-1].hash, blob.digest if blob else None
+
     async def put_blob(self, value: JsonValue) -> str:
         """Store a JSON value; return its content hash. Raises LimitExceededError."""
-        body = to_json(value)
-        if len(body) > MAX_BLOB_BYTES:
-            raise LimitExceededError("a stored value", len(body), MAX_BLOB_BYTES, "bytes")
-        digest = content_hash(value)
-        await self._database.fetch(_PUT_BLOB, {"digest": digest, "body": body.decode()})
-        return digest
+        blob = await asyncio.to_thread(_blob, value)
+        await self._database.fetch(_PUT_BLOB, blob.values())
+        return blob.digest
+
+    async def put_text(self, text: str) -> BlobRef:
+        """Store a text; return its name, and its size as JSON. Raises LimitExceededError."""
+        blob = await asyncio.to_thread(_blob, text)
+        await self._database.fetch(_PUT_BLOB, blob.values())
+        return BlobRef(digest=blob.digest, bytes=blob.bytes - len('""'))
 
     async def get_blob(self, digest: str) -> JsonValue:
         """Return the JSON value of that content hash; raises NotStoredError."""
         rows = await self._database.fetch(_GET_BLOB, {"digest": digest})
         if not rows:
-            raise NotStoredError(f"value {digest!r} is not in the store")
-        value: JsonValue = json.loads(rows[0].body)
+            raise NotStoredError(
+                f"value {digest!r} is not in the store",
+                hint="was its job dropped from Temporal, and its content by `muster gc`?",
+            )
+        body: str = rows[0].body
+        value: JsonValue = (
+            json.loads(body)
+            if len(body) <= _MAX_INLINE_BYTES
+            else await asyncio.to_thread(json.loads, body)
+        )
         return value

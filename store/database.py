@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 POOL_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT = timedelta(seconds=60)
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 1.0
 
@@ -37,11 +37,17 @@ class Database:
     """One pool of connections to PostgreSQL.
 
     `url` is `postgresql://…` (or `postgresql+asyncpg://…`); a unix socket is `?host=/directory`.
-    `patience` bounds how long one operation waits for a server that is away.
+    `patience` bounds how long one operation waits for a server that is away, `command_timeout` how
+    long one statement may take.
     """
 
     def __init__(
-        self, url: str, *, pool_size: int = 10, patience: timedelta = timedelta(seconds=30)
+        self,
+        url: str,
+        *,
+        pool_size: int = 10,
+        patience: timedelta = timedelta(seconds=30),
+        command_timeout: timedelta = COMMAND_TIMEOUT,
     ) -> None:
         self._url = parse_url(url)
         self._patience_s = patience.total_seconds()
@@ -52,7 +58,7 @@ class Database:
             pool_timeout=POOL_TIMEOUT_S,
             connect_args={
                 "timeout": CONNECT_TIMEOUT_S,
-                "command_timeout": COMMAND_TIMEOUT_S,
+                "command_timeout": command_timeout.total_seconds(),
                 "server_settings": {"application_name": "muster", "jit": "off"},
             },
         )

@@ -2,6 +2,9 @@
 
 JSON is kept as text, not `jsonb`: what a tool or a model wrote may hold escaped NUL characters,
 which `jsonb` refuses, and nothing here is searched by its inside.
+
+`created_at` of content is when it was last written: who writes what is there already, and old,
+makes it young again, so that it is not collected before its new use is on record (`garbage`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ metadata = sa.MetaData(
 OUTCOMES = ("running", "finished", "cancelled", "failed", "abandoned", "handed_back")
 """Values of `outcome` in both ledgers; `AttemptOutcome` in words."""
 
+CONTENT_KINDS = ("context", "blob")
+"""Values of `job_content.kind`: the table that `name` is a key of."""
+
 
 def _key_text() -> sa.Text:
     """Text compared byte by byte: cheaper, and a prefix (all steps of one job) uses the index."""
@@ -33,9 +39,9 @@ def _written_at(name: str) -> sa.Column[object]:
     )
 
 
-def _outcome_check() -> sa.CheckConstraint:
-    values = ", ".join(f"'{value}'" for value in OUTCOMES)
-    return sa.CheckConstraint(f"outcome IN ({values})", name="outcome")
+def _one_of(column: str, values: tuple[str, ...]) -> sa.CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return sa.CheckConstraint(f"{column} IN ({listed})", name=column)
 
 
 contexts = sa.Table(
@@ -44,6 +50,7 @@ contexts = sa.Table(
     sa.Column("hash", _key_text(), primary_key=True),
     sa.Column("parent", _key_text()),
     sa.Column("body", sa.Text, nullable=False),
+    sa.Column("blob", _key_text()),
     _written_at("created_at"),
     comment="One message after the conversation that ends in `parent`",
 )
@@ -55,6 +62,16 @@ blobs = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     _written_at("created_at"),
     comment="JSON values named by their content hash",
+)
+
+job_content = sa.Table(
+    "job_content",
+    metadata,
+    sa.Column("job_id", _key_text(), primary_key=True),
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("name", _key_text(), primary_key=True),
+    _one_of("kind", CONTENT_KINDS),
+    comment="What a job holds from its opening on: its first conversation, its toolset",
 )
 
 token_runs = sa.Table(
@@ -89,9 +106,10 @@ step_ledger = sa.Table(
     sa.Column("past_completion_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("error", sa.Text, nullable=False, server_default=""),
     sa.Column("result", sa.Text),
+    sa.Column("head", _key_text()),
     _written_at("claimed_at"),
     sa.Column("ended_at", TIMESTAMP(timezone=True)),
-    _outcome_check(),
+    _one_of("outcome", OUTCOMES),
     sa.Index(
         "step_ledger_one_finished_idx",
         "step_id",
@@ -118,9 +136,10 @@ tool_ledger = sa.Table(
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("error", sa.Text, nullable=False, server_default=""),
     sa.Column("result", sa.Text),
+    sa.Column("blob", _key_text()),
     _written_at("claimed_at"),
     sa.Column("ended_at", TIMESTAMP(timezone=True)),
-    _outcome_check(),
+    _one_of("outcome", OUTCOMES),
     sa.Index(
         "tool_ledger_one_finished_idx",
         "call_id",

@@ -139,6 +139,7 @@ def _commit_statement() -> sa.Executable:
         .values(
             outcome=_FINISHED,
             result=sa.bindparam("result_json"),
+            head=sa.bindparam("new_head", type_=sa.Text),
             ended_at=sa.func.now(),
             lower_bound=False,
             **own,
@@ -162,7 +163,7 @@ def _commit_statement() -> sa.Executable:
         .returning(token_runs.c.step_id)
         .cte("run")
     )
-    return sa.select(is_won.label("won")).add_cte(insert_nodes(only_if=is_won).cte("nodes"), run)
+    return sa.select(is_won.label("won")).add_cte(insert_nodes(only_if=is_won), run)
 
 
 _COMMIT = _commit_statement()
@@ -226,6 +227,7 @@ class StepLedger:
             "at_step": result.step_id,
             "at_epoch": result.epoch,
             "result_json": result.model_dump_json(),
+            "new_head": result.context.head,
             **_usage_values(result.usage),
             **node_values(nodes),
             "run_parent": run.parent,

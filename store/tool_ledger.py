@@ -88,6 +88,7 @@ _CLOSE = (
         outcome=sa.bindparam("closed_as"),
         error=sa.bindparam("why"),
         result=sa.bindparam("result_json"),
+        blob=sa.bindparam("result_blob"),
         ended_at=sa.func.now(),
     )
     .returning(_table.attempt)
@@ -122,9 +123,7 @@ class ToolLedger:
 
     async def commit(self, attempt: int, result: CallToolResult) -> bool:
         """Keep the call's result for ever; False if a later attempt has taken the call over."""
-        closed = await self._close(
-            result.call_id, attempt, AttemptOutcome.FINISHED, "", result.model_dump_json()
-        )
+        closed = await self._close(result.call_id, attempt, AttemptOutcome.FINISHED, "", result)
         if closed:
             return True
         at_row = {"at_call": result.call_id, "at_attempt": attempt}
@@ -148,7 +147,7 @@ class ToolLedger:
         attempt: int,
         outcome: AttemptOutcome,
         error: str,
-        result_json: str | None,
+        result: CallToolResult | None,
     ) -> Sequence[sa.Row[Any]]:
         return await self._database.fetch(
             _CLOSE,
@@ -157,7 +156,8 @@ class ToolLedger:
                 "at_attempt": attempt,
                 "closed_as": outcome.value,
                 "why": error,
-                "result_json": result_json,
+                "result_json": result.model_dump_json() if result else None,
+                "result_blob": result.blob.digest if result and result.blob else None,
             },
         )
 

@@ -98,7 +98,7 @@ class Caller:
             self._state.count_answer(call.tool, ToolOutcome.ERROR, each.answer)
             return
         if result is not None:
-            each.answer = result.content
+            each.answer, each.blob = result.content, result.blob
             self._state.count_answer(call.tool, result.outcome, result.content)
 
     async def _attempt(self, each: OpenCall, tool: ToolRef) -> CallToolResult | None:

@@ -14,6 +14,7 @@ from contracts.limit import (
     MAX_INBOX_BYTES,
     MAX_INPUT_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_START_BYTES,
 )
 from contracts.llm_step import Usage
 from workflows.state import JobState
@@ -41,6 +42,8 @@ def check_input(job_id: str, job: AgentJobInput) -> None:
     _at_most("tenant name", len(job.tenant.encode()), MAX_TENANT_BYTES, "bytes")
     _at_most("job input", len(job.input.encode()), MAX_INPUT_BYTES, "bytes")
     _at_most("agent, as JSON,", len(to_json(job.agent)), MAX_AGENT_BYTES, "bytes")
+    # Clients may leave defaults out and escape less than the payloads that are made of it here.
+    _at_most("job input with its agent as JSON", len(to_json(job)), MAX_START_BYTES, "bytes")
     if not job.model:
         raise BadInputError(
             "the job names no model",

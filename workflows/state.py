@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, Spent, StopReason
 from contracts.llm_step import LLMStepResult, Usage
-from contracts.message import ContextRef, Message, Role, ToolCall
+from contracts.message import BlobRef, ContextRef, Message, Role, ToolCall
 from contracts.tool import ToolOutcome
 
 MAX_SEEN_MESSAGES = 1_000
@@ -32,6 +32,8 @@ class ToolTally(BaseModel):
 class OpenCall(BaseModel):
     """A call of the last assistant message; `answer` is what the model will read, once known.
 
+    With a `blob`, that is what it will read, and `answer` is a preview.
+
     `reschedules` counts how often it was scheduled again because its workers were lost.
     """
 
@@ -39,6 +41,7 @@ class OpenCall(BaseModel):
 
     call: ToolCall
     answer: str | None = None
+    blob: BlobRef | None = None
     reschedules: int = 0
 
 

@@ -91,6 +91,7 @@ def tool_messages(calls: Sequence[OpenCall], missing: str = "") -> list[Message]
                 content=missing if each.answer is None else each.answer,
                 tool_call_id=each.call.id,
                 tool=each.call.tool,
+                blob=each.blob,
             )
             for each in calls
         ]
@@ -101,7 +102,7 @@ def shrink(calls: Sequence[OpenCall]) -> None:
     """Cut down the answers that are there until they fit what a job may carry to its next run."""
     answered = [each for each in calls if each.answer is not None]
     for each, message in zip(answered, tool_messages(answered), strict=True):
-        each.answer = message.content
+        each.answer, each.blob = message.content, message.blob
 
 
 def limit_error(stop: StopReason) -> str:
@@ -126,7 +127,8 @@ def answer_refused(form: OutputForm) -> Message:
 def fit(messages: Sequence[Message], limit: int = MAX_APPEND_BYTES) -> list[Message]:
     """Return `messages`, the largest replaced by an error text until their JSON fits `limit`.
 
-    Each result keeps to its own tool's limit; many together can still be too much for one step.
+    A tool worker hands on large results by reference, so those of a turn fit. This is for workers
+    of before, whose results can together still be too much for one payload.
     """
     sizes = [len(to_json(message)) for message in messages]
     fitting = list(messages)
@@ -137,7 +139,8 @@ def fit(messages: Sequence[Message], limit: int = MAX_APPEND_BYTES) -> list[Mess
             update={
                 "content": f"error: the result has {sizes[place]:,} bytes, and the results of "
                 f"this turn together would pass the limit of {limit:,} bytes; "
-                f"ask for less, or call fewer tools at once"
+                f"ask for less, or call fewer tools at once",
+                "blob": None,
             }
         )
         sizes[place] = len(to_json(fitting[place]))

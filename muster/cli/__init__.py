@@ -10,7 +10,7 @@ import typer
 
 from muster import exit as way_out
 from muster import telemetry
-from muster.cli import doctor, job, run, stack, worker
+from muster.cli import doctor, garbage, job, run, stack, worker
 from muster.cli.option import DataDir
 from muster.settings import load_settings
 
@@ -24,6 +24,7 @@ COMMANDS = (
     job.show,
     job.send,
     job.cancel,
+    garbage.gc,
 )
 """In the order that `muster --help` shows them."""
 

@@ -257,6 +257,7 @@ def _divergence(step: StepRow) -> str:
 
 def _tool_line(tool: ToolRow) -> _Line:
     refused = tool.outcome is ToolOutcome.ERROR
+    whole = f"[{tool.blob.bytes:,} bytes, whole in the store] " if tool.blob else ""
     return _Line(
         turn="",
         what=f"  {tool.tool} ({tool.sub_job})" if tool.sub_job else f"  {tool.tool}",
@@ -264,7 +265,7 @@ def _tool_line(tool: ToolRow) -> _Line:
         tokens=_tokens(tool.spent.usage) if tool.spent else "",
         seconds=f"{tool.total_s:.2f}",
         tries=str(tool.attempts or ""),
-        came_to=_preview(tool.content or ""),
+        came_to=_preview(whole + (tool.content or "")),
         failure=_preview(tool.failure or ""),
     )
 

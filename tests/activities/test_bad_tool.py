@@ -96,7 +96,8 @@ async def test_message_that_utf8_cannot_encode_is_replaced(call: Caller) -> None
 
 async def test_result_within_the_policys_own_limit_passes(call: Caller) -> None:
     large = request("returns_large", {"n": 900_000}, max_result_bytes=1_000_000)
-    assert len((await call(large)).content) == 900_000
+    blob = (await call(large)).blob
+    assert blob is not None and blob.bytes == 900_000
 
 
 async def test_size_counts_as_json_so_that_it_bounds_the_payload(call: Caller) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from temporalio.exceptions import ApplicationError
 
+from activities import open_job
 from activities.open_job import OpenJob
 from activities.worker import tool_activities
 from contracts.agent import AgentSpec, ToolRef
@@ -14,6 +16,7 @@ from contracts.job import OpenJobInput, OpenJobResult
 from contracts.message import Message, Role
 from store.context import ContextStore
 from store.database import Database
+from store.schema import job_content
 from tests.activities.conftest import BAD, GOOD, environment
 
 DEFINITION = "__temporal_activity_definition"
@@ -65,6 +68,28 @@ async def test_tool_that_cannot_be_used_fails_the_opening_for_good(database: Dat
     assert caught.value.non_retryable
     assert caught.value.type == "BadInputError"
     assert "x: str" in caught.value.details[0]
+
+
+async def test_schemas_that_are_too_large_are_one_clear_error(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_job, "MAX_TOOLSET_BYTES", 100)
+    with pytest.raises(ApplicationError) as caught:
+        await _open(database, _agent(f"{GOOD}:shout", f"{GOOD}:pay"))
+    assert caught.value.non_retryable
+    assert "the schemas of the 2 tools of agent 'helper', as JSON," in caught.value.message
+    assert "the limit is 100 bytes" in caught.value.message
+
+
+async def test_what_a_job_opens_with_is_on_record(database: Database) -> None:
+    agent = _agent(f"{GOOD}:shout")
+    opened = await _open(database, agent)
+    assert await _open(database, agent) == opened
+    held = await database.fetch(sa.select(job_content))
+    assert {(row.job_id, row.kind, row.name) for row in held} == {
+        ("job-1", "context", opened.context.head),
+        ("job-1", "blob", opened.toolset),
+    }
 
 
 def test_tool_worker_registers_both_activities(database: Database) -> None:

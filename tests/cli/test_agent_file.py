@@ -318,3 +318,9 @@ def test_error_in_a_sub_agents_file_names_that_file(tmp_path: Path) -> None:
         FileValueError, match=r"finder.yaml:3: tools\[0\].function: tool 'shop:find'"
     ):
         load_agent(path, [])
+
+
+def test_an_example_that_refers_to_a_stored_text_is_refused() -> None:
+    blob = f"{{digest: {'a' * 64}, bytes: 3}}"
+    error = refused(f"{HEAD}examples:\n  - role: user\n    content: hi\n    blob: {blob}\n")
+    assert "an example has its text in `content`" in error.message

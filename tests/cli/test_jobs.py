@@ -5,17 +5,29 @@ from __future__ import annotations
 import pytest
 
 from contracts.job import JobStatus
+from contracts.message import BlobRef
+from contracts.tool import CallToolInput, CallToolResult
 from muster.agent_file import parse_agent
 from muster.job_id import new_job_id
 from tests.cli.stage import AGENT, MODEL, CommandLine, Stage
-from tests.workflows.peer import Gate, Reply, Script, calls, raises, returns, says
+from tests.workflows.peer import (
+    Gate,
+    Reply,
+    Script,
+    Tool,
+    answered,
+    calls,
+    raises,
+    returns,
+    says,
+)
 
 OTHER = AGENT.replace("weather", "tailor")
 
 
-async def start(stage: Stage, *replies: Reply, text: str = AGENT) -> str:
+async def start(stage: Stage, *replies: Reply, text: str = AGENT, find: Tool | None = None) -> str:
     """Start a job and return its id."""
-    stage.peer.script = Script(replies, tools={"find": returns("one coat")})
+    stage.peer.script = Script(replies, tools={"find": find or returns("one coat")})
     return await stage.jobs.start(parse_agent(text, "agent.yaml").spec, "Berlin", model=MODEL)
 
 
@@ -72,6 +84,21 @@ async def test_show_tells_each_turn(stage: Stage, muster: CommandLine) -> None:
     assert [row["turn"] for row in shown["rows"]] == [1, 2]
     assert shown["rows"][0]["tools"][0]["arguments"] == {"what": "coat"}
     assert shown["job_id"] == job_id
+
+
+async def test_show_tells_a_large_result_by_its_beginning_and_size(
+    stage: Stage, muster: CommandLine
+) -> None:
+    async def find(call: CallToolInput) -> CallToolResult:
+        blob = BlobRef(digest="0" * 64, bytes=4_000_000)
+        return answered(call, "The beginning…").model_copy(update={"blob": blob})
+
+    job_id = await start(stage, calls(("find", {"what": "coat"})), says("Wear a coat."), find=find)
+    await stage.jobs.wait(job_id)
+    shown = (await muster.run("show", job_id)).out
+    assert "[4,000,000 bytes, whole in the store] The beginning…" in shown
+    row = (await muster.run("show", job_id, "--json")).json["rows"][0]["tools"][0]
+    assert row["blob"] == {"digest": "0" * 64, "bytes": 4_000_000}
 
 
 async def test_show_tells_a_running_job_and_its_open_step(

@@ -111,6 +111,34 @@ async def test_every_migration_can_be_taken_back(database: Database) -> None:
     assert [row.tablename for row in names] == ["alembic_version"]
 
 
+async def test_content_of_jobs_opened_before_openings_were_on_record_is_kept(
+    empty_database_url: str,
+) -> None:
+    await upgrade(empty_database_url, "0002")
+    database = Database(empty_database_url)
+    head = "c" * 64
+    result = f'{{"step_id":"s","outcome":"finished","context":{{"head":"{head}","token_run":"s"}}}}'
+    for statement in (
+        "INSERT INTO contexts (hash, parent, body) VALUES ('a', NULL, ''), ('b', 'a', ''),"
+        f" ('{head}', 'a', '')",
+        "INSERT INTO blobs (digest, body) VALUES ('toolset', '[]')",
+        "INSERT INTO step_ledger (step_id, epoch, job_id, model, digest, replica, task_token,"
+        f" outcome, result) VALUES ('s', 1, 'job', 'm', 'd', 'r', '', 'finished', '{result}')",
+    ):
+        await database.execute(sa.text(statement.replace(":", "\\:")), {})
+    await upgrade(empty_database_url)
+    rows = await database.fetch(sa.text("SELECT head FROM step_ledger"))
+    assert [row.head for row in rows] == [head]
+    kept = await database.fetch(
+        sa.text(
+            "SELECT hash AS name FROM contexts WHERE created_at = 'infinity'"
+            " UNION ALL SELECT digest FROM blobs WHERE created_at = 'infinity'"
+        )
+    )
+    assert {row.name for row in kept} == {"b", "toolset"}, "an opening without a step; a toolset"
+    await database.close()
+
+
 async def test_server_that_does_not_answer_is_unavailable_with_a_hint(tmp_path: Any) -> None:
     database = Database(
         f"postgresql://postgres:secret@/muster?host={tmp_path}", patience=timedelta(0)

@@ -189,8 +189,9 @@ class Peer:
         """Open a job as its script says; a sub-agent's is part of its caller's."""
         if opening.job_id not in self.scripts:
             callers = [name for name in self.scripts if opening.job_id.startswith(f"{name}-")]
-            caller = self._script(max(callers, key=len, default=""))
-            self.scripts[opening.job_id] = caller.sub_agents[opening.agent.name]
+            if callers:
+                caller = self.scripts[max(callers, key=len)]
+                self.scripts[opening.job_id] = caller.sub_agents[opening.agent.name]
         script = self._script(opening.job_id)
         script.openings += 1
         return await script.opening(opening)

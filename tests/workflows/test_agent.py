@@ -9,7 +9,7 @@ from temporalio.common import SearchAttributeKey
 
 from contracts.job import AgentJobInput, StopReason
 from contracts.llm_step import Hints, Usage
-from contracts.message import ContextRef, Message, Role
+from contracts.message import BlobRef, ContextRef, Message, Role
 from contracts.name import SEARCH_STATE, continue_queue, start_queue
 from contracts.tool import CallToolInput, CallToolResult
 from tests.workflows.peer import (
@@ -63,6 +63,20 @@ async def test_each_step_appends_only_what_is_new(stage: Stage) -> None:
         ),
     )
     assert [step.toolset for step in script.steps] == ["tools", "tools"]
+
+
+async def test_a_large_result_goes_to_the_next_step_by_reference(stage: Stage) -> None:
+    blob = BlobRef(digest="0" * 64, bytes=4_000_000)
+
+    async def read(call: CallToolInput) -> CallToolResult:
+        return answered(call, "The preview.").model_copy(update={"blob": blob})
+
+    _, script = await stage.run(
+        agent(tool("read")), calls(("read", {}), ("sing", {})), says("Done."), tools={"read": read}
+    )
+    told, refused = script.steps[1].append
+    assert (told.content, told.blob) == ("The preview.", blob)
+    assert refused.blob is None
 
 
 async def test_only_the_first_step_waits_for_admission(stage: Stage) -> None:

@@ -288,6 +288,16 @@ async def test_input_that_temporal_would_refuse_later_fails_the_job_now(
     assert error.details
 
 
+async def test_input_that_grows_too_large_as_json_fails_the_job_now(stage: Stage) -> None:
+    """Each quote takes two bytes: the payloads made of it would be larger than this one."""
+    job = AgentJobInput(agent=agent(), input='"' * 960_000, model=MODEL)
+    handle, script = await stage.start_input(job)
+    error = await failure_of(handle)
+    assert error.message.startswith("job input with its agent as JSON has 1,92")
+    assert error.message.endswith("the limit is 1,900,000 bytes")
+    assert script.openings == 0
+
+
 async def test_malformed_start_input_fails_the_job(stage: Stage) -> None:
     handle: JobHandle = await stage.client.start_workflow(
         AGENT_WORKFLOW,
