@@ -10,12 +10,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
+from pydantic import BaseModel, ValidationError
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType, TimeoutType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class ActivityState(StrEnum):
@@ -111,6 +115,16 @@ def first_json(payloads: Payloads) -> bytes | None:
 def payload_json(payload: Payload) -> bytes | None:
     """Return a payload's JSON, or None if it holds none (binary, null)."""
     return payload.data if payload.metadata.get("encoding") == b"json/plain" else None
+
+
+def parsed(model: type[M], data: bytes | None) -> M | None:
+    """Return a contract from its JSON; None if there is none, or another version wrote it."""
+    if data is None:
+        return None
+    try:
+        return model.model_validate_json(data)
+    except ValidationError:
+        return None
 
 
 def activities(

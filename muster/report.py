@@ -1,7 +1,7 @@
 """A job's report: what each turn did, what came out, and where the time went.
 
-Computed from the job's Temporal history alone. Each LLM step's time is split into parts that sum
-to its total:
+Computed from the job's Temporal history; the ledger adds the tokens of LLM steps that history has
+no result of. Each LLM step's time is split into parts that sum to its total:
 
 - The total is from server event times, scheduled to completed. If the server's clock jumped and
   this is less than the service measured with its own monotonic clock, the service's sum stands.
@@ -18,16 +18,15 @@ between the activities, is `other_s`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import chain
-from typing import TypeVar
+from types import MappingProxyType
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
-from contracts.job import AgentJobInput, AgentJobResult, JobStatus, StopReason
+from contracts.job import AgentJobInput, JobStatus, StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
 from contracts.message import Frozen, ToolCall
 from contracts.name import CALL_TOOL, LLM_STEP
@@ -37,13 +36,13 @@ from muster.history import (
     ActivityState,
     activities,
     elapsed_s,
-    failure_hint,
-    failure_text,
     first_json,
+    parsed,
     time_ns,
 )
+from muster.job_ending import job_ending
 
-M = TypeVar("M", bound=BaseModel)
+_NO_USAGE: Mapping[str, Usage] = MappingProxyType({})
 
 
 class TimeParts(Frozen):
@@ -160,31 +159,36 @@ _SUMMARY_KEYS = (
 
 def build_report(
     job_id: str,
-    runs: Sequence[Sequence[HistoryEvent]],
+    runs: Iterable[Sequence[HistoryEvent]],
     *,
-    now: datetime,
+    now: datetime | None = None,
     pending: Sequence[PendingActivityInfo] = (),
+    ledger: Mapping[str, Usage] = _NO_USAGE,
 ) -> JobReport:
     """Return the report of a job from the histories of its runs, oldest first.
 
     More than one run: the job continued as new. The last may be cut off anywhere after its first
-    event. `now` bounds what is still open; `pending` tells the attempts of open activities.
+    event. `now` bounds what is still open (None: the last event does); `pending` tells the
+    attempts of open activities, `ledger` the tokens of steps by their ids, which count where
+    history has no result.
     """
-    assert runs, "a job has at least one run"
-    assert runs[0], "a history has at least its first event"
-    first, last = runs[0][0], runs[-1][-1]
-    ending = _ending(runs[-1])
-    now_ns = max(int(now.timestamp() * 1e9), time_ns(last))
-    end_ns = ending.at_ns or now_ns
-    earlier = chain.from_iterable(activities(run) for run in runs[:-1])
-    found = chain(earlier, activities(runs[-1], pending))
-    rows = _rows(found, end_ns, over=ending.at_ns is not None)
+    first, run, found = None, list[HistoryEvent](), list[Activity]()
+    for events in runs:
+        assert events, "a history has at least its first event"
+        found += activities(run)
+        first, run = first or events[0], list(events)
+    assert first, "a job has at least one run"
+    found += activities(run, pending)
+    ending = job_ending(run)
+    last_ns = time_ns(run[-1])
+    end_ns = ending.at_ns or (max(int(now.timestamp() * 1e9), last_ns) if now else last_ns)
+    rows = _rows(found, end_ns, over=ending.at_ns is not None, ledger=ledger)
     steps = [row.step for row in rows if row.step]
     time = sum((step.time for step in steps if step.time), TimeParts(tool_s=_tool_s(rows)))
     unfinished_s = sum(step.unfinished_s for step in steps)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
-    started = _parse(
+    started = parsed(
         AgentJobInput, first_json(first.workflow_execution_started_event_attributes.input)
     )
     result = ending.result
@@ -231,12 +235,14 @@ def split_time(activity: Activity, timing: StepTiming) -> TimeParts:
     )
 
 
-def _rows(found: Iterable[Activity], end_ns: int, *, over: bool) -> list[TurnRow]:
+def _rows(
+    found: Iterable[Activity], end_ns: int, *, over: bool, ledger: Mapping[str, Usage]
+) -> list[TurnRow]:
     """Group activities into turns: each LLM step begins one, its tool calls follow it."""
     turns: list[tuple[StepRow | None, list[Activity]]] = []
     for activity in found:
         if activity.name == LLM_STEP:
-            turns.append((_step_row(activity, end_ns, over=over), []))
+            turns.append((_step_row(activity, end_ns, over=over, ledger=ledger), []))
         elif activity.name == CALL_TOOL:
             if not turns:
                 turns.append((None, []))
@@ -268,9 +274,11 @@ def _busy_s(calls: Sequence[Activity], end_ns: int) -> float:
     return busy_ns / 1e9
 
 
-def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
-    asked = _parse(LLMStepInput, activity.argument)
-    result = _parse(LLMStepResult, activity.result)
+def _step_row(
+    activity: Activity, end_ns: int, *, over: bool, ledger: Mapping[str, Usage]
+) -> StepRow:
+    asked = parsed(LLMStepInput, activity.argument)
+    result = parsed(LLMStepResult, activity.result)
     total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
     row = StepRow(
         step_id=asked.step_id if asked else activity.activity_id,
@@ -281,7 +289,7 @@ def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
         unfinished_s=total_s,
     )
     if result is None:
-        return row
+        return row.model_copy(update={"usage": ledger.get(row.step_id, row.usage)})
     time = split_time(activity, result.timing)
     total_s, unfinished_s = time.total_s, 0.0
     message = result.message
@@ -307,8 +315,8 @@ def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
 
 
 def _tool_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
-    asked = _parse(CallToolInput, activity.argument)
-    result = _parse(CallToolResult, activity.result)
+    asked = parsed(CallToolInput, activity.argument)
+    result = parsed(CallToolResult, activity.result)
     total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
     return ToolRow(
         call_id=asked.call.id if asked else activity.activity_id,
@@ -328,56 +336,6 @@ def _state(activity: Activity, *, over: bool) -> str:
     if over and activity.state is ActivityState.OPEN:
         return ActivityState.LOST.value
     return activity.state.value
-
-
-class _Ending(Frozen):
-    """How a job's last run stands; `at_ns` is None while it runs."""
-
-    status: JobStatus
-    at_ns: int | None = None
-    result: AgentJobResult | None = None
-    failure: str | None = None
-    hint: str | None = None
-
-
-def _ending(events: Sequence[HistoryEvent]) -> _Ending:
-    last = events[-1]
-    at_ns = time_ns(last)
-    match last.WhichOneof("attributes"):
-        case "workflow_execution_completed_event_attributes":
-            payloads = last.workflow_execution_completed_event_attributes.result
-            result = _parse(AgentJobResult, first_json(payloads))
-            stopped = result is not None and result.stop_reason is not StopReason.ANSWERED
-            status = JobStatus.STOPPED if stopped else JobStatus.COMPLETED
-            return _Ending(status=status, at_ns=at_ns, result=result)
-        case "workflow_execution_failed_event_attributes":
-            failure = last.workflow_execution_failed_event_attributes.failure
-            return _Ending(
-                status=JobStatus.FAILED,
-                at_ns=at_ns,
-                failure=failure_text(failure),
-                hint=failure_hint(failure),
-            )
-        case "workflow_execution_timed_out_event_attributes":
-            late = "the job ran longer than its execution timeout"
-            return _Ending(status=JobStatus.FAILED, at_ns=at_ns, failure=late)
-        case "workflow_execution_canceled_event_attributes":
-            return _Ending(status=JobStatus.CANCELLED, at_ns=at_ns)
-        case "workflow_execution_terminated_event_attributes":
-            reason = last.workflow_execution_terminated_event_attributes.reason
-            return _Ending(status=JobStatus.TERMINATED, at_ns=at_ns, failure=reason or None)
-        case _:
-            return _Ending(status=JobStatus.RUNNING)
-
-
-def _parse(model: type[M], data: bytes | None) -> M | None:
-    """Return a contract from its JSON; None if there is none, or another version wrote it."""
-    if data is None:
-        return None
-    try:
-        return model.model_validate_json(data)
-    except ValidationError:
-        return None
 
 
 def _moment(at_ns: int) -> datetime:
