@@ -117,20 +117,22 @@ class Database:
         It is lost with its connection: what it guards must bear to be done twice at once.
         """
 
-        async def attempt() -> AsyncConnection:
-            return await self._autocommit.connect()
-
-        connection = await self._with_patience(attempt)
-        try:
-            taken = await connection.execute(sa.select(sa.func.pg_try_advisory_lock(key)))
-            is_ours = bool(taken.scalar_one())
+        async def attempt() -> tuple[AsyncConnection, bool]:
+            connection = await self._autocommit.connect()
             try:
-                yield is_ours
-            finally:
-                if is_ours:
-                    with suppress(DBAPIError):
-                        await connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
+                taken = await connection.execute(sa.select(sa.func.pg_try_advisory_lock(key)))
+                return connection, bool(taken.scalar_one())
+            except BaseException:
+                await connection.close()
+                raise
+
+        connection, is_ours = await self._with_patience(attempt)
+        try:
+            yield is_ours
         finally:
+            if is_ours:
+                with suppress(DBAPIError):
+                    await connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
             await connection.close()
 
     async def _with_patience(
