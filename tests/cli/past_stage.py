@@ -32,6 +32,9 @@ from tests.workflows.peer import Reply, Script, Tool, returns
 
 REPLICA = "engine-0"
 
+DROP_DEADLINE_S = 100.0
+"""The server deletes a run once its queues have written down that its close is done."""
+
 
 class StoringPeer(SamePeer):
     """A scripted peer that stores what the real services store."""
@@ -114,7 +117,7 @@ class PastStage(Stage):
                     return row
 
     async def drop(self, job_id: str, run_id: str = "") -> None:
-        """Make the server forget a job, or one run of it."""
+        """Make the server forget a job, or one run of it; it takes up to a minute over that."""
         execution = WorkflowExecution(workflow_id=job_id, run_id=run_id)
         await self.client.workflow_service.delete_workflow_execution(
             DeleteWorkflowExecutionRequest(
@@ -122,10 +125,11 @@ class PastStage(Stage):
             )
         )
         handle = self.client.get_workflow_handle(job_id, run_id=run_id or None)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DROP_DEADLINE_S):
             while True:
                 try:
                     await handle.describe()
+                    await asyncio.sleep(0.2)
                 except RPCError as error:
                     if error.status is not RPCStatusCode.NOT_FOUND:
                         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -26,7 +26,6 @@ from muster.stack.part import start_part
 from muster.stack.port import free_port
 from muster.stack.temporal import TemporalPart
 from store.archive import ArchivedRun, HistoryArchive, lock_job, run_chain
-from store.attempt import AttemptOutcome
 from store.database import Database
 from store.projection import Projections
 from store.step_usage import StepUsage
@@ -119,27 +118,33 @@ async def test_cancelled_job_counts_what_its_step_returned(past: PastStage) -> N
 async def test_terminated_job_counts_what_the_ledger_has_and_learns_later(
     past: PastStage,
 ) -> None:
-    gate = Gate()
-    job_id = await past.start_job(NEEDS_TOOL, gate.step(says("never")))
-    await gate.reached.wait()
-    report = await past.jobs.report(job_id)
-    step = report.rows[-1].step
+    reached, opened = asyncio.Event(), asyncio.Event()
+
+    async def heeds_nobody(step: LLMStepInput) -> LLMStepResult:
+        reached.set()
+        while not opened.is_set():
+            with suppress(asyncio.CancelledError):
+                await opened.wait()
+        return await says("too late")(step)
+
+    job_id = await past.start_job(NEEDS_TOOL, heeds_nobody)
+    await reached.wait()
+    step = (await past.jobs.report(job_id)).rows[-1].step
     assert step is not None
-    ledger = past.storing.ledger
-    await ledger.progress(step.step_id, 1, Usage(prompt_tokens=50, completion_tokens=3))
+    used = Usage(prompt_tokens=50, completion_tokens=3)
+    await past.storing.ledger.progress(step.step_id, 1, used)
     await past.client.get_workflow_handle(job_id).terminate(reason="enough")
     row = await past.archived(job_id)
     assert (row.status, row.failure, row.lower_bound) == ("terminated", "enough", True)
     assert (row.prompt_tokens, row.completion_tokens, row.open_attempts) == (150, 13, 1)
-    last = Usage(prompt_tokens=50, completion_tokens=9)
-    await ledger.close_attempt(step.step_id, 1, AttemptOutcome.CANCELLED, last)
-    await past.archiver.collect()
-    later = await past.projections.job(job_id)
-    assert later is not None
-    assert (later.completion_tokens, later.wasted_tokens, later.open_attempts) == (19, 9, 0)
-    shown = (await past.jobs.report(job_id)).usage
-    assert (shown.prompt_tokens, shown.completion_tokens) == (150, 19)
-    assert shown.lower_bound
+    opened.set()
+    async with asyncio.timeout(DEADLINE_S):
+        while row.open_attempts:
+            row = await past.archived(job_id)
+    assert (row.prompt_tokens, row.completion_tokens) == (200, 20)
+    usage = (await past.jobs.report(job_id)).usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (200, 20)
+    assert usage.lower_bound
 
 
 async def test_timed_out_job_is_archived(past: PastStage) -> None:

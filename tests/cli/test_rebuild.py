@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 import sqlalchemy as sa
 
 from store.archive import HistoryArchive
@@ -36,14 +39,15 @@ async def all_kinds(past: PastStage, rolling: str) -> list[str]:
     return [*jobs, rolled.id]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_rebuilt_is_what_was_live_even_after_the_server_has_dropped_histories(
     past: PastStage, rolling: str, muster: CommandLine, database_url: str
 ) -> None:
     job_ids = await all_kinds(past, rolling)
     live = await past.projected()
     assert len(live.jobs) >= 5
-    for job_id in job_ids:
-        await past.drop(job_id)
+    await asyncio.gather(*map(past.drop, job_ids))
     await past.database.transact(
         lambda connection: connection.execute(sa.text("UPDATE jobs SET turns = 0, answer = 'no'"))
     )
@@ -60,6 +64,8 @@ async def test_rebuilt_is_what_was_live_even_after_the_server_has_dropped_histor
     assert f"jobs           {len(live.jobs):>10,}" in shown.out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_rebuild_takes_what_the_server_alone_has_and_drops_what_nothing_proves(
     past: PastStage, muster: CommandLine, database_url: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.cli.past import Past as PastRun
 from tests.cli.past import step_result
 from tests.cli.past_stage import PastStage
 from tests.cli.rolling import start_rolling
-from tests.cli.stage import CommandLine
+from tests.cli.stage import AGENT, CommandLine
 from tests.cli.test_report import TIMING
 from tests.workflows.peer import Gate, Script, calls, returns, says
 
@@ -35,6 +36,8 @@ def said(transcript: Any) -> list[tuple[str, str]]:
     return [(entry["message"]["role"], entry["message"]["content"]) for entry in entries]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_job_that_the_server_has_dropped_is_shown_as_it_was(
     past: PastStage, muster: CommandLine, database_url: str
 ) -> None:
@@ -55,6 +58,8 @@ async def test_job_that_the_server_has_dropped_is_shown_as_it_was(
     assert "Wear a coat." in text.out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_earlier_runs_that_the_server_has_dropped_come_from_the_archive(
     past: PastStage, rolling: str, muster: CommandLine, database_url: str
 ) -> None:
@@ -63,8 +68,8 @@ async def test_earlier_runs_that_the_server_has_dropped_come_from_the_archive(
     job_id = (await start_rolling(past.client, rolling, 3)).id
     await gate.reached.wait()
     await past.archived(job_id, runs=2)
-    for run in await HistoryArchive(past.database).runs(job_id):
-        await past.drop(job_id, run.run_id)
+    runs = await HistoryArchive(past.database).runs(job_id)
+    await asyncio.gather(*(past.drop(job_id, run.run_id) for run in runs))
     report = await shown(muster, database_url, job_id)
     assert (report["status"], len(report["rows"])) == ("running", 3)
     assert len((await muster.run("show", job_id, "--json")).json["rows"]) == 1
@@ -93,7 +98,8 @@ async def test_transcript_of_a_running_job_ends_with_what_only_history_knows(
             await gate.stand()
         return await returns(f"one {call.call.arguments['what']}")(call)
 
-    job_id = await past.start_job(TWO_CALLS, says("Wear both."), tool=hat_waits)
+    text = AGENT + "max_parallel_tool_calls: 2\n"
+    job_id = await past.start_job(TWO_CALLS, says("Wear both."), tool=hat_waits, text=text)
     await gate.reached.wait()
     while (await past.jobs.report(job_id)).rows[0].tools[0].content is None:
         pass  # each look is a call to the server
@@ -120,9 +126,10 @@ async def test_transcript_is_shortened_unless_all_is_asked_for(
     past: PastStage, muster: CommandLine, database_url: str
 ) -> None:
     job_id = await past.finished_job(NEEDS_TOOL, says("Wear it."), tool=returns("wool " * 400))
-    environment = {"MUSTER_DATABASE_URL": database_url}
-    short = await muster.run("show", job_id, "--transcript", **environment)
-    whole = await muster.run("show", job_id, "--transcript", "--full", **environment)
+    short = await muster.run("show", job_id, "--transcript", MUSTER_DATABASE_URL=database_url)
+    whole = await muster.run(
+        "show", job_id, "--transcript", "--full", MUSTER_DATABASE_URL=database_url
+    )
     assert short.out.count("wool") < 100 < whole.out.count("wool") == 400
     assert "more characters; --full shows all" in short.out
     assert 'find(what="coat")' in short.out
