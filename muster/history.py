@@ -7,7 +7,7 @@ nanoseconds since the epoch; the server's clock may jump, so differences are tak
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -54,6 +54,20 @@ class Activity:
     attempts: int = 0
     result: bytes | None = None
     failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job, as far as it has come."""
+
+    run_id: str
+    events: Sequence[HistoryEvent]
+
+    @property
+    def previous_run_id(self) -> str:
+        """The run that continued as this one, or an empty text."""
+        started = self.events[0].workflow_execution_started_event_attributes
+        return started.continued_execution_run_id
 
 
 _TIMEOUTS: Mapping[int, str] = {

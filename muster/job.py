@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from pydantic_core import to_json
 from temporalio.api.workflow.v1 import PendingActivityInfo
@@ -34,12 +35,15 @@ from contracts.name import (
     PROGRESS_QUERY,
 )
 from muster.job_error import AWAY, explained, refusal
-from muster.job_history import JobHistories, Past
+from muster.job_history import JobHistories
 from muster.job_id import check_job_id, new_job_id
 from muster.job_input import check_input
 from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
 from muster.job_view import doing
 from muster.report import JobReport
+
+if TYPE_CHECKING:  # commands that need no database load no part of SQLAlchemy
+    from muster.past import Past
 
 MAX_START_BYTES = 1_900_000
 """A start input as JSON: Temporal refuses payloads over 2 MB."""

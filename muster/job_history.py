@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
@@ -15,31 +15,16 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.error import BadInputError, MusterError
 from contracts.llm_step import Usage
 from contracts.message import Message
-from muster.archive import decode_history
+from muster.history import Run
 from muster.job_error import explained, is_no_job, refusal
 from muster.job_id import check_job_id
 from muster.report import JobReport, build_report
-from store.archive import HistoryArchive
-from store.context import ContextStore
-from store.database import Database
-from store.step_usage import step_usage
+
+if TYPE_CHECKING:  # commands that need no database load no part of SQLAlchemy
+    from muster.past import Past
 
 MAX_RUNS = 1_000
 """Runs of one job that a report reads: the latest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run of a job, as far as it has come."""
-
-    run_id: str
-    events: Sequence[HistoryEvent]
-
-    @property
-    def previous_run_id(self) -> str:
-        """The run that continued as this one, or an empty text."""
-        started = self.events[0].workflow_execution_started_event_attributes
-        return started.continued_execution_run_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +45,6 @@ class JobHistory:
             pending=self.pending,
             ledger=ledger,
         )
-
-
-class Past:
-    """What PostgreSQL knows of jobs: archived runs, conversations, the ledger of their steps."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._archive = HistoryArchive(database)
-        self._is_checked = False
-
-    async def run(self, job_id: str, run_id: str) -> Run | None:
-        """Return one archived run."""
-        await self._check()
-        chunks = await self._archive.chunks(job_id, run_id)
-        return Run(run_id, decode_history(chunks)) if chunks else None
-
-    async def last_run(self, job_id: str) -> Run | None:
-        """Return the archived run of a job that closed last."""
-        await self._check()
-        runs = await self._archive.runs(job_id)
-        return await self.run(job_id, runs[-1].run_id) if runs else None
-
-    async def usage(self, job_id: str) -> Mapping[str, Usage]:
-        """Return the tokens of a job's steps by their ids, from the ledger."""
-        await self._check()
-        steps = await self._database.transact(lambda connection: step_usage(connection, job_id))
-        return {step_id: step.usage for step_id, step in steps.items()}
-
-    async def conversation(self, head: str) -> list[Message]:
-        """Return a stored conversation; raises NotStoredError."""
-        await self._check()
-        return await ContextStore(self._database).load(head)
-
-    async def _check(self) -> None:
-        if not self._is_checked:
-            await self._database.check()
-            self._is_checked = True
 
 
 class JobHistories:

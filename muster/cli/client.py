@@ -8,10 +8,8 @@ from datetime import timedelta
 
 from muster.connection import connect
 from muster.job import Jobs
-from muster.job_history import Past
 from muster.settings import Settings
 from muster.stack.state import locate
-from store.database import Database
 
 PATIENCE = timedelta(seconds=1)
 """How long a command waits for a database that does not answer: a person waits for the command."""
@@ -28,6 +26,10 @@ async def open_jobs(settings: Settings) -> AsyncIterator[Jobs]:
     if not url:
         yield Jobs(client)
         return
+    # Here, since few commands need it: SQLAlchemy takes long to load.
+    from muster.past import Past
+    from store.database import Database
+
     database = Database(url, pool_size=1, patience=PATIENCE)
     try:
         yield Jobs(client, Past(database))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import TYPE_CHECKING
 
 import typer
 from temporalio.service import RPCError
@@ -11,11 +12,10 @@ from temporalio.service import RPCError
 from muster.cli.option import DataDir, Json
 from muster.connection import connect
 from muster.job_error import refusal
-from muster.rebuild import Rebuilt
-from muster.rebuild import rebuild as rebuild_projections
 from muster.settings import Settings, load_settings
-from muster.worker.tools import database_url
-from store.database import Database
+
+if TYPE_CHECKING:
+    from muster.rebuild import Rebuilt
 
 
 def rebuild(data_dir: DataDir = None, as_json: Json = False) -> None:
@@ -31,6 +31,11 @@ def rebuild(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 async def _rebuild(settings: Settings) -> Rebuilt:
+    # Here, since SQLAlchemy takes long to load.
+    from muster.rebuild import rebuild as rebuild_projections
+    from muster.worker.tools import database_url
+    from store.database import Database
+
     database = Database(database_url(settings), pool_size=1)
     try:
         await database.check()

@@ -21,7 +21,7 @@ from contracts.name import LLM_STEP, OPEN_JOB
 from muster.agent_file import parse_agent
 from muster.archiver import Archiver
 from muster.job import Jobs
-from muster.job_history import Past
+from muster.past import Past
 from store.attempt import AlreadyFinished, AttemptOutcome
 from store.context import ContextStore, TokenRun, chain
 from store.database import Database
