@@ -7,7 +7,7 @@ nanoseconds since the epoch; the server's clock may jump, so differences are tak
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -56,6 +56,20 @@ class Activity:
     attempts: int = 0
     result: bytes | None = None
     failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job, as far as it has come."""
+
+    run_id: str
+    events: Sequence[HistoryEvent]
+
+    @property
+    def previous_run_id(self) -> str:
+        """The run that continued as this one, or an empty text."""
+        started = self.events[0].workflow_execution_started_event_attributes
+        return started.continued_execution_run_id
 
 
 _TIMEOUTS: Mapping[int, str] = {
@@ -122,6 +136,16 @@ def last_json(payloads: Payloads) -> bytes | None:
 def payload_json(payload: Payload) -> bytes | None:
     """Return a payload's JSON, or None if it holds none (binary, null)."""
     return payload.data if payload.metadata.get("encoding") == b"json/plain" else None
+
+
+def parsed(model: type[M], data: bytes | None) -> M | None:
+    """Return a contract from its JSON; None if there is none, or another version wrote it."""
+    if data is None:
+        return None
+    try:
+        return model.model_validate_json(data)
+    except ValidationError:
+        return None
 
 
 def activities(
@@ -272,13 +296,3 @@ def _closed(activity: Activity, closing: _Closing, at_ns: int) -> Activity:
         result=closing.result,
         failure=closing.failure or activity.failure,
     )
-
-
-def parse(model: type[M], data: bytes | None) -> M | None:
-    """Return a contract from its JSON; None if there is none, or another version wrote it."""
-    if data is None:
-        return None
-    try:
-        return model.model_validate_json(data)
-    except ValidationError:
-        return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncGenerator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from pydantic_core import to_json
-from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import (
     Client,
@@ -36,12 +36,16 @@ from contracts.name import (
     PROGRESS_QUERY,
 )
 from muster.job_error import AWAY, explained, refusal
+from muster.job_history import JobHistories
 from muster.job_id import check_job_id, new_job_id
 from muster.job_input import check_input
 from muster.job_message import send_message
 from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
 from muster.job_view import doing
-from muster.report import JobReport, build_report
+from muster.report import JobReport
+
+if TYPE_CHECKING:  # commands that need no database load no part of SQLAlchemy
+    from muster.past import Past
 
 MAX_SUMMARY_BYTES = 200
 """A job's summary line in the Temporal UI; Temporal's own limit is 400 bytes as JSON."""
@@ -66,9 +70,6 @@ _RETRY_S = 1.0
 _ANSWERED_S = 30.0
 """A wait for a job's end that lasted this long was heard by the server: the outage is a new one."""
 
-MAX_RUNS = 1_000
-"""Runs of one job that a report reads."""
-
 
 class JobEndedError(MusterError):
     """A job has ended without a result: `status` says how."""
@@ -79,10 +80,11 @@ class JobEndedError(MusterError):
 
 
 class Jobs:
-    """The jobs of one Temporal namespace."""
+    """The jobs of one Temporal namespace; `past` knows those that the server has dropped."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, past: Past | None = None) -> None:
         self._client = client
+        self.histories = JobHistories(client, past)
 
     async def start(
         self,
@@ -232,20 +234,7 @@ class Jobs:
 
     async def report(self, job_id: str) -> JobReport:
         """Return a job's report, from its history as it is now."""
-        with explained(job_id):
-            described = await self._handle(job_id).describe()
-            history = await self._handle(job_id, described.run_id).fetch_history()
-        runs: list[Sequence[HistoryEvent]] = [history.events]
-        while (previous := _previous_run(runs[0])) and len(runs) < MAX_RUNS:
-            try:
-                earlier = await self._handle(job_id, previous).fetch_history()
-            except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:
-                    raise refusal(error) from error
-                break  # older than the server keeps histories
-            runs.insert(0, earlier.events)
-        pending = described.raw_description.pending_activities
-        return build_report(job_id, runs, now=datetime.now(UTC), pending=pending)
+        return await self.histories.report(job_id)
 
     def _handle(self, job_id: str, run_id: str | None = None) -> WorkflowHandle[object, object]:
         return self._client.get_workflow_handle(check_job_id(job_id), run_id=run_id)
@@ -322,8 +311,3 @@ def _summary(job: AgentJobInput) -> str:
     while len(json.dumps(text)) > MAX_SUMMARY_BYTES:
         text = text[:-1]
     return text if text == whole else text + "…"
-
-
-def _previous_run(events: Sequence[HistoryEvent]) -> str:
-    """Return the id of the run that continued as this one, or an empty text."""
-    return events[0].workflow_execution_started_event_attributes.continued_execution_run_id

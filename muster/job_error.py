@@ -19,11 +19,16 @@ def explained(job_id: str) -> Iterator[None]:
     try:
         yield
     except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND and not _is_about_namespace(error):
+        if is_no_job(error):
             raise BadInputError(
                 f"no job {job_id}", hint="muster jobs lists the jobs; closed ones are kept 30 days"
             ) from None
         raise refusal(error) from error
+
+
+def is_no_job(error: RPCError) -> bool:
+    """Say whether an answer to a request about a job means that the server has no such job."""
+    return error.status is RPCStatusCode.NOT_FOUND and not _is_about_namespace(error)
 
 
 def refusal(error: RPCError) -> MusterError:

@@ -16,7 +16,7 @@ known: the rest of their time is `unfinished_s`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -25,7 +25,7 @@ from contracts.llm_step import Divergence, LLMStepInput, LLMStepResult, Outcome,
 from contracts.message import BlobRef, Frozen, ToolCall
 from contracts.name import AGENT_WORKFLOW, CALL_TOOL, LLM_STEP, TASK
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
-from muster.history import Activity, ActivityState, elapsed_s, parse
+from muster.history import Activity, ActivityState, elapsed_s, parsed
 
 
 class TimeParts(Frozen):
@@ -110,6 +110,17 @@ class TurnRow(Frozen):
     tools: tuple[ToolRow, ...] = ()
     tool_s: float = 0.0
 
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the step and of the sub-agents that were called, as far as they are known."""
+        sub_agents = [tool for tool in self.tools if tool.sub_job]
+        is_open = self.step is not None and self.step.time is None
+        return sum(
+            (each.spent.usage for each in sub_agents if each.spent),
+            (self.step.usage if self.step else Usage())
+            + Usage(lower_bound=is_open or any(each.spent is None for each in sub_agents)),
+        )
+
 
 def split_time(activity: Activity, timing: StepTiming) -> TimeParts:
     """Return the parts of a completed LLM step; they sum to its total."""
@@ -129,12 +140,17 @@ def split_time(activity: Activity, timing: StepTiming) -> TimeParts:
     )
 
 
-def turn_rows(found: Iterable[Activity], end_ns: int, *, over: bool) -> list[TurnRow]:
-    """Group activities into turns: each LLM step begins one, its tool calls follow it."""
+def turn_rows(
+    found: Iterable[Activity], end_ns: int, *, over: bool, ledger: Mapping[str, Usage]
+) -> list[TurnRow]:
+    """Group activities into turns: each LLM step begins one, its calls follow it.
+
+    `ledger` has the tokens of steps, by their ids, for those without a result.
+    """
     turns: list[tuple[StepRow | None, list[Activity]]] = []
     for activity in found:
         if activity.name == LLM_STEP:
-            turns.append((_step_row(activity, end_ns, over=over), []))
+            turns.append((_step_row(activity, end_ns, over=over, ledger=ledger), []))
         elif activity.name in (CALL_TOOL, AGENT_WORKFLOW):
             if not turns:
                 turns.append((None, []))
@@ -157,9 +173,11 @@ def _busy_s(calls: Sequence[Activity], end_ns: int) -> float:
     return busy_ns / 1e9
 
 
-def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
-    asked = parse(LLMStepInput, activity.argument)
-    result = parse(LLMStepResult, activity.result)
+def _step_row(
+    activity: Activity, end_ns: int, *, over: bool, ledger: Mapping[str, Usage]
+) -> StepRow:
+    asked = parsed(LLMStepInput, activity.argument)
+    result = parsed(LLMStepResult, activity.result)
     total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
     row = StepRow(
         step_id=asked.step_id if asked else activity.activity_id,
@@ -170,7 +188,7 @@ def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
         unfinished_s=total_s,
     )
     if result is None:
-        return row
+        return row.model_copy(update={"usage": ledger.get(row.step_id, row.usage)})
     time = split_time(activity, result.timing)
     total_s, unfinished_s = time.total_s, 0.0
     message = result.message
@@ -198,9 +216,9 @@ def _step_row(activity: Activity, end_ns: int, *, over: bool) -> StepRow:
 
 def _sub_agent_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
     """Return the row of a sub-agent's job, from what its caller's history says of it."""
-    asked = parse(AgentJobInput, activity.argument)
-    result = parse(AgentJobResult, activity.result)
-    spent = parse(Spent, activity.result)
+    asked = parsed(AgentJobInput, activity.argument)
+    result = parsed(AgentJobResult, activity.result)
+    spent = parsed(Spent, activity.result)
     if result is not None:
         spent = Spent.model_validate(result.model_dump(include=set(Spent.model_fields)))
     return ToolRow(
@@ -220,8 +238,8 @@ def _sub_agent_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
 def _tool_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
     if activity.name == AGENT_WORKFLOW:
         return _sub_agent_row(activity, end_ns, over=over)
-    asked = parse(CallToolInput, activity.argument)
-    result = parse(CallToolResult, activity.result)
+    asked = parsed(CallToolInput, activity.argument)
+    result = parsed(CallToolResult, activity.result)
     total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)
     return ToolRow(
         call_id=asked.call.id if asked else activity.activity_id,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -114,6 +115,31 @@ class Database:
                 return await work(connection)
 
         return await self._with_patience(attempt)
+
+    @asynccontextmanager
+    async def exclusive(self, key: int) -> AsyncIterator[bool]:
+        """Hold the advisory lock `key` meanwhile; yields False, without it, if another holds it.
+
+        It is lost with its connection: what it guards must bear to be done twice at once.
+        """
+
+        async def attempt() -> tuple[AsyncConnection, bool]:
+            connection = await self._autocommit.connect()
+            try:
+                taken = await connection.execute(sa.select(sa.func.pg_try_advisory_lock(key)))
+                return connection, bool(taken.scalar_one())
+            except BaseException:
+                await connection.close()
+                raise
+
+        connection, is_ours = await self._with_patience(attempt)
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                with suppress(DBAPIError):
+                    await connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
+            await connection.close()
 
     async def _with_patience(
         self, attempt: Callable[[], Awaitable[T]], *, patience_s: float | None = None

@@ -148,3 +148,84 @@ tool_ledger = sa.Table(
     ),
     comment="One row per attempt at a tool call",
 )
+
+
+def _counts(*names: str) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.BigInteger, nullable=False) for name in names]
+
+
+histories = sa.Table(
+    "histories",
+    metadata,
+    sa.Column("job_id", _key_text(), primary_key=True),
+    sa.Column("run_id", _key_text(), primary_key=True),
+    sa.Column("previous_run_id", _key_text()),
+    sa.Column("started_at", TIMESTAMP(timezone=True), nullable=False),
+    sa.Column("closed_at", TIMESTAMP(timezone=True), nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    *_counts("events", "bytes"),
+    _written_at("archived_at"),
+    comment="One closed run of a job; its history is in `history_chunks`",
+)
+
+history_chunks = sa.Table(
+    "history_chunks",
+    metadata,
+    sa.Column("job_id", _key_text(), primary_key=True),
+    sa.Column("run_id", _key_text(), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("body", BYTEA, nullable=False),
+    sa.ForeignKeyConstraint(
+        ["job_id", "run_id"],
+        ["histories.job_id", "histories.run_id"],
+        name="history_chunks_run_fkey",
+        ondelete="CASCADE",
+        deferrable=True,
+        initially="DEFERRED",  # how long a history is, is known after its last chunk
+    ),
+    comment="Temporal's History message, gzip, cut into chunks counted from 0",
+)
+
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "wasted_tokens")
+"""Counts of tokens, as the ledger, the projections and `Usage` name them."""
+
+TIMES = (
+    "total_s", "orchestration_s", "host_pre_s", "ready_wait_s", "engine_queue_s", "prefill_s",
+    "decode_s", "host_post_s", "tool_s", "unfinished_s",
+)  # fmt: skip
+"""Where a turn's time went, in seconds."""
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("job_id", _key_text(), primary_key=True),
+    *(sa.Column(name, _key_text()) for name in ("agent", "tenant", "model")),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("stop_reason", sa.Text),
+    sa.Column("started_at", TIMESTAMP(timezone=True), nullable=False),
+    sa.Column("closed_at", TIMESTAMP(timezone=True)),
+    *_counts("runs", "turns", "llm_steps", "tool_calls", *TOKENS),
+    sa.Column("lower_bound", sa.Boolean, nullable=False),
+    *_counts("open_attempts"),
+    sa.Column("answer", sa.Text),
+    sa.Column("failure", sa.Text),
+    sa.Index("jobs_started_at_idx", "started_at"),
+    sa.Index("jobs_tenant_idx", "tenant", "started_at"),
+    sa.Index("jobs_agent_idx", "agent", "started_at"),
+    sa.Index("jobs_open_attempts_idx", "job_id", postgresql_where=sa.text("open_attempts > 0")),
+    comment="Projection: one row per job that has a closed run",
+)
+
+turns = sa.Table(
+    "turns",
+    metadata,
+    sa.Column("job_id", _key_text(), primary_key=True),
+    sa.Column("turn", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("step_id", _key_text()),
+    *(sa.Column(name, sa.Text) for name in ("state", "finish_reason", "replica")),
+    *_counts("attempts", "cohort_size", "tool_calls", *TOKENS),
+    sa.Column("lower_bound", sa.Boolean, nullable=False),
+    *(sa.Column(name, sa.Double, nullable=False) for name in TIMES),
+    sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name="turns_job_fkey", ondelete="CASCADE"),
+    comment="Projection: one row per turn; times in seconds",
+)

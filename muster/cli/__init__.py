@@ -10,7 +10,7 @@ import typer
 
 from muster import exit as way_out
 from muster import telemetry
-from muster.cli import doctor, garbage, job, run, stack, worker
+from muster.cli import doctor, garbage, job, rebuild, run, show, stack, worker
 from muster.cli.option import DataDir
 from muster.settings import load_settings
 
@@ -21,10 +21,11 @@ COMMANDS = (
     doctor.doctor,
     run.run,
     job.jobs,
-    job.show,
+    show.show,
     job.send,
     job.cancel,
     garbage.gc,
+    rebuild.rebuild,
 )
 """In the order that `muster --help` shows them."""
 

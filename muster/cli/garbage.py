@@ -64,6 +64,7 @@ async def _collect(
     """Return how many jobs are kept, and what was found or deleted."""
     # Here, since they bring the database's driver, which other commands do without.
     from muster.worker.tools import database_url
+    from store.archive import HistoryArchive
     from store.database import Database
     from store.garbage import collect
 
@@ -71,7 +72,7 @@ async def _collect(
     database = Database(database_url(settings), pool_size=1, command_timeout=COMMAND_TIMEOUT)
     try:
         await database.check()
-        kept = await kept_job_ids(client)
+        kept = await kept_job_ids(client) | await HistoryArchive(database).all_job_ids()
         return len(kept), await collect(database, kept, grace=grace, delete=delete)
     finally:
         await database.close()

@@ -1,4 +1,4 @@
-"""`muster jobs`, `muster show`, `muster send` and `muster cancel`."""
+"""`muster jobs`, `muster send` and `muster cancel`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import typer
 from contracts.error import BadInputError
 from contracts.job import JobMessage, JobStatus
 from muster import exit as way_out
-from muster.cli.option import DataDir, Json
-from muster.cli.run import link_of, say_end
-from muster.cli.view import console, job_table, job_view
+from muster.cli.option import DataDir, JobArgument, Json
+from muster.cli.view import console, job_table
 from muster.cli.watch import watch
 from muster.connection import connect
 from muster.job import Jobs
@@ -29,12 +28,10 @@ from muster.yaml_tree import nearest
 
 STATES = ", ".join(JobStatus)
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `jobs` lists it.")]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (jobs, show, cancel):
+    for command in (jobs, cancel):
         app.command()(command)
 
 
@@ -49,20 +46,6 @@ def jobs(
     settings = load_settings(data_dir=data_dir)
     status = _status(state) if state is not None else None
     _leave(_jobs(settings, status, agent, limit, as_json=as_json))
-
-
-def show(
-    job: JobArgument,
-    wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Follow the job to its end first.")
-    ] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Show what a job did turn by turn, its answer, and where its time went."""
-    settings = load_settings(data_dir=data_dir)
-    check_job_id(job)
-    _leave(_show(settings, job, wait=wait, as_json=as_json))
 
 
 def send(
@@ -125,20 +108,6 @@ async def _jobs(
         which = f"{state.value} " if state else ""
         console(stderr=True).print(f"no {which}job{f' of agent {agent}' if agent else ''}")
     return 0
-
-
-async def _show(settings: Settings, job_id: str, *, wait: bool, as_json: bool) -> int:
-    client = Jobs(await connect(settings))
-    if wait:
-        async with aclosing(client.progress(job_id)) as progress:
-            await watch(progress, quiet=as_json)
-    report = await client.report(job_id)
-    link = link_of(settings, job_id)
-    if as_json:
-        typer.echo(_object({**report.model_dump(mode="json"), "temporal_ui": link or None}))
-    else:
-        console().print(job_view(report, link))
-    return say_end(report) if wait else 0
 
 
 async def _send(settings: Settings, job_id: str, message: JobMessage, *, as_json: bool) -> int:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
+from temporalio.worker import Worker
 
 from contracts.error import MusterError
 from contracts.name import AGENT_WORKFLOW
 from muster.stack.namespace import check_namespace, prepare_namespace
+from store.database import Database
+from tests.cli.past_stage import PastStage
+from tests.cli.rolling import RollingWorkflow
 from tests.cli.stage import DEADLINE_S, CommandLine, Stage
 from tests.stack.new_namespace import new_namespace
 
@@ -37,6 +42,22 @@ async def stage(cli_client: Client) -> AsyncIterator[Stage]:
     """The real agent worker, and the scripted rest."""
     async with Stage(cli_client) as stage:
         yield stage
+
+
+@pytest.fixture
+async def past(cli_client: Client, database: Database) -> AsyncIterator[PastStage]:
+    """The real agent worker, and a scripted rest that stores what it does in PostgreSQL."""
+    past = PastStage(cli_client, database)
+    async with past:
+        yield past
+
+
+@pytest.fixture
+async def rolling(cli_client: Client) -> AsyncIterator[str]:
+    """Return the task queue of jobs that continue as new after each LLM step."""
+    queue = f"rolling-{uuid4().hex[:8]}"
+    async with Worker(cli_client, task_queue=queue, workflows=[RollingWorkflow]):
+        yield queue
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""`muster show`: what a job did, its conversation, or what takes the bytes of its history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from enum import Enum, auto
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+from rich.console import RenderableType
+
+from contracts.error import BadInputError
+from muster.cli.client import open_jobs
+from muster.cli.option import DataDir, JobArgument, Json
+from muster.cli.past_view import size_view, transcript_view
+from muster.cli.run import link_of, say_end
+from muster.cli.view import console, job_view
+from muster.cli.watch import watch
+from muster.history_size import history_size
+from muster.job import Jobs
+from muster.job_id import check_job_id
+from muster.settings import Settings, load_settings
+from muster.transcript import read_transcript
+
+
+class _What(Enum):
+    REPORT = auto()
+    TRANSCRIPT = auto()
+    HISTORY_SIZE = auto()
+
+
+def show(
+    job: JobArgument,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Follow the job to its end first.")
+    ] = False,
+    transcript: Annotated[
+        bool, typer.Option("--transcript", help="Show its conversation, message by message.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --transcript: show messages whole.")
+    ] = False,
+    size: Annotated[
+        bool, typer.Option("--history-size", help="Show what takes the bytes of its history.")
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a job did turn by turn, its answer, and where its time went."""
+    settings = load_settings(data_dir=data_dir)
+    check_job_id(job)
+    what = _choose(transcript=transcript, full=full, size=size)
+    raise typer.Exit(asyncio.run(_show(settings, job, what, wait=wait, full=full, as_json=as_json)))
+
+
+def _choose(*, transcript: bool, full: bool, size: bool) -> _What:
+    if transcript and size:
+        raise BadInputError(
+            "--transcript and --history-size exclude each other", hint="ask for one at a time"
+        )
+    if full and not transcript:
+        raise BadInputError("--full is for --transcript alone", hint="add --transcript")
+    return _What.TRANSCRIPT if transcript else _What.HISTORY_SIZE if size else _What.REPORT
+
+
+async def _show(
+    settings: Settings, job_id: str, what: _What, *, wait: bool, full: bool, as_json: bool
+) -> int:
+    async with open_jobs(settings) as jobs:
+        if wait:
+            async with aclosing(jobs.progress(job_id)) as progress:
+                await watch(progress, quiet=as_json)
+        match what:
+            case _What.REPORT:
+                return await _show_report(settings, jobs, job_id, wait=wait, as_json=as_json)
+            case _What.TRANSCRIPT:
+                found = await read_transcript(jobs.histories, job_id)
+                _print(found, transcript_view(found, full=full), as_json=as_json)
+            case _What.HISTORY_SIZE:
+                measured = history_size(await jobs.histories.read(job_id))
+                _print(measured, size_view(measured), as_json=as_json)
+        return say_end(await jobs.report(job_id)) if wait else 0
+
+
+async def _show_report(
+    settings: Settings, jobs: Jobs, job_id: str, *, wait: bool, as_json: bool
+) -> int:
+    report = await jobs.report(job_id)
+    link = link_of(settings, job_id)
+    if as_json:
+        typer.echo(_object({**report.model_dump(mode="json"), "temporal_ui": link or None}))
+    else:
+        console().print(job_view(report, link))
+    return say_end(report) if wait else 0
+
+
+def _print(value: BaseModel, view: RenderableType, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(_object(value.model_dump(mode="json")))
+    else:
+        console().print(view)
+
+
+def _object(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)

@@ -1,0 +1,104 @@
+"""A job's conversation as the model reads it: what is stored, then what only history knows yet.
+
+After each LLM step the store holds everything up to its assistant message, once, whatever was
+retried, replayed or rolled over; the last such conversation that history names is the transcript's
+first part. What came after it, the answers of tools and messages of a step that is open, is in
+history until the next step stores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from temporalio.api.history.v1 import HistoryEvent
+
+from contracts.job import AgentJobInput, OpenJobResult
+from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome
+from contracts.message import Frozen, Message, Role, ToolCall
+from contracts.name import CALL_TOOL, LLM_STEP, OPEN_JOB
+from contracts.tool import CallToolInput, CallToolResult
+from muster.history import Activity, activities, first_json, parsed
+from muster.job_history import JobHistories
+
+
+class Entry(Frozen):
+    """One message of a transcript; one that is not `stored` waits for the next LLM step."""
+
+    message: Message
+    stored: bool = True
+
+
+class Transcript(Frozen):
+    """The conversation of a job, in order, and the calls of its last message without an answer."""
+
+    job_id: str
+    entries: tuple[Entry, ...]
+    unanswered: tuple[ToolCall, ...] = ()
+
+
+async def read_transcript(histories: JobHistories, job_id: str) -> Transcript:
+    """Return a job's conversation; raises BadInputError if no database or no such job is known."""
+    history = await histories.read(job_id)
+    tail = conversation_tail([run.events for run in history.runs])
+    stored = await histories.conversation(tail.head) if tail.head else []
+    entries = [Entry(message=message) for message in stored]
+    entries += [Entry(message=message, stored=False) for message in tail.pending]
+    return Transcript(job_id=job_id, entries=tuple(entries), unanswered=tuple(tail.unanswered))
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last stored conversation that history names, and what came after it."""
+
+    head: str | None
+    pending: Sequence[Message] = ()
+    unanswered: Sequence[ToolCall] = field(default_factory=tuple)
+
+
+def conversation_tail(runs: Sequence[Sequence[HistoryEvent]]) -> Tail:
+    """Return the end of a conversation from the histories of a job's runs, oldest first."""
+    found = [activity for events in runs for activity in activities(events)]
+    steps = [activity for activity in found if activity.name == LLM_STEP]
+    if not steps:
+        return _opening(found, runs[0][0])
+    asked = parsed(LLMStepInput, steps[-1].argument)
+    result = parsed(LLMStepResult, steps[-1].result)
+    if result and result.outcome is Outcome.FINISHED and result.context and result.message:
+        calls = result.message.tool_calls
+        answers = _answers(found[found.index(steps[-1]) :], {call.id for call in calls})
+        return Tail(
+            head=result.context.head,
+            pending=[answers[call.id] for call in calls if call.id in answers],
+            unanswered=[call for call in calls if call.id not in answers],
+        )
+    if asked is None:
+        return Tail(head=None)
+    return Tail(head=asked.base.head if asked.base else None, pending=asked.append)
+
+
+def _opening(found: Iterable[Activity], started: HistoryEvent) -> Tail:
+    """Return the conversation of a job that has not asked for an LLM step yet."""
+    opened = [parsed(OpenJobResult, each.result) for each in found if each.name == OPEN_JOB]
+    payloads = started.workflow_execution_started_event_attributes.input
+    job = parsed(AgentJobInput, first_json(payloads))
+    pending = [Message(role=Role.USER, content=job.input)] if job else []
+    return Tail(head=opened[-1].context.head if opened and opened[-1] else None, pending=pending)
+
+
+def _answers(found: Iterable[Activity], wanted: set[str]) -> dict[str, Message]:
+    """Return the tool messages that answer the wanted calls, by call id."""
+    answers: dict[str, Message] = {}
+    for activity in found:
+        asked = parsed(CallToolInput, activity.argument) if activity.name == CALL_TOOL else None
+        if asked is None or asked.call.id not in wanted:
+            continue
+        result = parsed(CallToolResult, activity.result)
+        content = result.content if result else f"error: {activity.failure}"
+        if activity.closed_ns is None:  # made again, after its workers were lost
+            answers.pop(asked.call.id, None)
+        else:
+            answers[asked.call.id] = Message(
+                role=Role.TOOL, content=content, tool_call_id=asked.call.id, tool=asked.call.tool
+            )
+    return answers
