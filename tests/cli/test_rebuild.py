@@ -28,7 +28,9 @@ async def all_kinds(past: PastStage, rolling: str) -> list[str]:
         await past.finished_job(
             NEEDS_TOOL, text=AGENT + "    on_failure: fail_job\n", tool=raises("lo\x00cked")
         ),
-        await past.finished_job(NEEDS_TOOL, text=AGENT + "limits: {max_turns: 1}\n"),
+        await past.finished_job(
+            NEEDS_TOOL, text=AGENT + "limits: {max_turns: 1, last_answer_tokens: 0}\n"
+        ),
     ]
     past.peer.script = Script((says("one"), says("two")))
     rolled = await start_rolling(past.client, rolling, 2)
