@@ -28,7 +28,7 @@ MAX_START_BYTES = 1_900_000
 MAX_TOOLSET_BYTES = 500_000
 """The schemas of all tools of one agent, as JSON: each LLM step reads them."""
 
-MAX_MESSAGE_BYTES = 1_500_000
+MAX_ASSISTANT_BYTES = 1_500_000
 """An assistant message as JSON, with the calls it asks for: each becomes a payload of its own."""
 
 INLINE_RESULT_BYTES = 16_000

@@ -18,7 +18,7 @@ from pydantic_core import to_json
 
 from contracts.agent import ToolSchema
 from contracts.error import BadInputError, LimitExceededError, MusterError
-from contracts.limit import MAX_MESSAGE_BYTES
+from contracts.limit import MAX_ASSISTANT_BYTES
 from contracts.llm_step import OutputForm
 from contracts.message import Message, Role, ToolCall
 
@@ -84,11 +84,11 @@ def parse_output(text: str, step_id: str, form: OutputForm, toolset: Toolset) ->
     """
     message = _parsed(text, step_id, form, toolset)
     size = len(to_json(message))
-    if size > MAX_MESSAGE_BYTES:
+    if size > MAX_ASSISTANT_BYTES:
         raise LimitExceededError(
             f"the assistant message of LLM step {step_id!r}, with its tool calls, as JSON",
             size,
-            MAX_MESSAGE_BYTES,
+            MAX_ASSISTANT_BYTES,
             "bytes",
             hint="lower `sampling.max_tokens`, or let the tool take less in its arguments",
         )

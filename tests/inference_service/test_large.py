@@ -9,7 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from contracts.error import LimitExceededError
-from contracts.limit import MAX_MESSAGE_BYTES
+from contracts.limit import MAX_ASSISTANT_BYTES
 from contracts.llm_step import LLMStepInput, OutputForm
 from contracts.message import BlobRef, ContextRef, Message, Role
 from inference_service.engine.byte_tokenizer import ByteTokenizer
@@ -146,5 +146,5 @@ async def test_arguments_of_a_megabyte_are_one_clear_error(database: Database) -
         with pytest.raises(LimitExceededError, match="the assistant message of LLM step") as caught:
             await h.run(step)
         assert "with its tool calls, as JSON has 2,000,1" in str(caught.value)
-        assert f"the limit is {MAX_MESSAGE_BYTES:,} bytes" in str(caught.value)
+        assert f"the limit is {MAX_ASSISTANT_BYTES:,} bytes" in str(caught.value)
         assert await outcomes(h, step) == [AttemptOutcome.FAILED]
