@@ -160,22 +160,14 @@ def activities(
     for event in events:
         if event.HasField("activity_task_scheduled_event_attributes"):
             asked = event.activity_task_scheduled_event_attributes
-            by_event[event.event_id] = Activity(
-                activity_id=asked.activity_id,
-                name=asked.activity_type.name,
-                argument=first_json(asked.input) or b"null",
-                scheduled_ns=time_ns(event),
-            )
+            found = asked.activity_id, asked.activity_type.name, asked.input
+            by_event[event.event_id] = _scheduled(event, *found)
         elif event.HasField("activity_task_started_event_attributes"):
             _start(by_event, event)
         elif event.HasField("start_child_workflow_execution_initiated_event_attributes"):
             child = event.start_child_workflow_execution_initiated_event_attributes
-            by_event[event.event_id] = Activity(
-                activity_id=child.workflow_id,
-                name=child.workflow_type.name,
-                argument=first_json(child.input) or b"null",
-                scheduled_ns=time_ns(event),
-            )
+            found = child.workflow_id, child.workflow_type.name, child.input
+            by_event[event.event_id] = _scheduled(event, *found)
         elif event.HasField("child_workflow_execution_started_event_attributes"):
             began = event.child_workflow_execution_started_event_attributes
             if began.initiated_event_id in by_event:
@@ -199,6 +191,15 @@ def activities(
 def time_ns(event: HistoryEvent) -> int:
     """Return an event's time in nanoseconds since the epoch."""
     return event.event_time.ToNanoseconds()
+
+
+def _scheduled(event: HistoryEvent, activity_id: str, name: str, given: Payloads) -> Activity:
+    return Activity(
+        activity_id=activity_id,
+        name=name,
+        argument=first_json(given) or b"null",
+        scheduled_ns=time_ns(event),
+    )
 
 
 def _with_attempts(activity: Activity, info: PendingActivityInfo) -> Activity:

@@ -18,8 +18,6 @@ from temporalio.client import (
 )
 from temporalio.common import (
     Priority,
-    SearchAttributePair,
-    TypedSearchAttributes,
     WorkflowIDReusePolicy,
 )
 from temporalio.exceptions import WorkflowAlreadyStartedError
@@ -40,9 +38,10 @@ from muster.job_history import JobHistories
 from muster.job_id import check_job_id, new_job_id
 from muster.job_input import check_input
 from muster.job_message import send_message
-from muster.job_row import AGENT_KEY, STATE_KEY, TENANT_KEY, JobRow, listing_query, row_of
+from muster.job_row import JobRow, listing_query, row_of
 from muster.job_view import doing
 from muster.report import JobReport
+from workflows.option import TIMEOUT_GRACE, search_attributes
 
 if TYPE_CHECKING:  # commands that need no database load no part of SQLAlchemy
     from muster.past import Past
@@ -52,9 +51,6 @@ MAX_SUMMARY_BYTES = 200
 
 MAX_TENANT_BYTES = 64
 """A tenant is Temporal's fairness key, which may not be longer."""
-
-TIMEOUT_GRACE = timedelta(hours=1)
-"""A job stops itself at its wall-time limit; the server ends it this much later if it did not."""
 
 QUERY_TIMEOUT = timedelta(seconds=2)
 """How long a progress query waits for an agent worker."""
@@ -125,7 +121,7 @@ class Jobs:
                 task_queue=AGENTS_QUEUE,
                 execution_timeout=agent.limits.max_wall_time + TIMEOUT_GRACE,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                search_attributes=_search_attributes(job),
+                search_attributes=search_attributes(job),
                 static_summary=_summary(job),
                 priority=Priority(priority_key=priority, fairness_key=tenant),
             )
@@ -291,16 +287,6 @@ def _tenant(tenant: str) -> str:
             hint="--tenant names who the job is for",
         )
     return tenant
-
-
-def _search_attributes(job: AgentJobInput) -> TypedSearchAttributes:
-    return TypedSearchAttributes(
-        [
-            SearchAttributePair(AGENT_KEY, job.agent.name),
-            SearchAttributePair(TENANT_KEY, job.tenant),
-            SearchAttributePair(STATE_KEY, JobStatus.RUNNING.value),
-        ]
-    )
 
 
 def _summary(job: AgentJobInput) -> str:

@@ -35,7 +35,7 @@ _TENANT = SearchAttributeKey.for_keyword(SEARCH_TENANT)
 _STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
 
 TIMEOUT_GRACE = timedelta(hours=1)
-"""A sub-agent stops itself at its wall-time limit; the server ends it this much later."""
+"""A job stops itself at its wall-time limit; the server ends it this much later if it did not."""
 
 OPEN_JOB_TIMEOUT = timedelta(minutes=10)
 """Schedule to close of `open_job`: a tool worker that is away longer fails the job."""
@@ -126,13 +126,18 @@ def sub_agent_options(job: AgentJobInput) -> ChildOptions:
         parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
         priority=priority(job),
-        search_attributes=TypedSearchAttributes(
-            [
-                SearchAttributePair(_AGENT, job.agent.name),
-                SearchAttributePair(_TENANT, job.tenant),
-                SearchAttributePair(_STATE, JobStatus.RUNNING.value),
-            ]
-        ),
+        search_attributes=search_attributes(job),
+    )
+
+
+def search_attributes(job: AgentJobInput) -> TypedSearchAttributes:
+    """Return what a job that starts can be found by."""
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(_AGENT, job.agent.name),
+            SearchAttributePair(_TENANT, job.tenant),
+            SearchAttributePair(_STATE, JobStatus.RUNNING.value),
+        ]
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Coroutine
 from contextlib import aclosing
@@ -16,7 +15,7 @@ from contracts.error import BadInputError
 from contracts.job import JobMessage, JobStatus
 from muster import exit as way_out
 from muster.cli.option import DataDir, JobArgument, Json
-from muster.cli.view import console, job_table
+from muster.cli.view import console, job_table, json_text
 from muster.cli.watch import watch
 from muster.connection import connect
 from muster.job import Jobs
@@ -27,12 +26,6 @@ from muster.settings import Settings, load_settings
 from muster.yaml_tree import nearest
 
 STATES = ", ".join(JobStatus)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (jobs, cancel):
-        app.command()(command)
 
 
 def jobs(
@@ -101,7 +94,7 @@ async def _jobs(
 ) -> int:
     found = await Jobs(await connect(settings)).list(status=state, agent=agent, limit=limit)
     if as_json:
-        typer.echo(_object({"jobs": [row.model_dump(mode="json") for row in found]}))
+        typer.echo(json_text({"jobs": [row.model_dump(mode="json") for row in found]}))
     elif found:
         console().print(job_table(found, datetime.now(UTC)))
     else:
@@ -113,7 +106,7 @@ async def _jobs(
 async def _send(settings: Settings, job_id: str, message: JobMessage, *, as_json: bool) -> int:
     await Jobs(await connect(settings)).send(job_id, message)
     if as_json:
-        typer.echo(_object({"job_id": job_id, "message_id": message.id}))
+        typer.echo(json_text({"job_id": job_id, "message_id": message.id}))
     else:
         typer.echo(f"job {job_id} has the message {message.id}")
     return 0
@@ -127,7 +120,7 @@ async def _cancel(settings: Settings, job_id: str, *, wait: bool, as_json: bool)
             await watch(progress, quiet=as_json)
     status = (await client.describe(job_id)).status
     if as_json:
-        typer.echo(_object({"job_id": job_id, "status": status.value}))
+        typer.echo(json_text({"job_id": job_id, "status": status.value}))
     elif status is JobStatus.RUNNING:
         typer.echo(f"job {job_id} is being cancelled")
     else:
@@ -139,7 +132,3 @@ async def _cancel(settings: Settings, job_id: str, *, wait: bool, as_json: bool)
         )
         return way_out.FAILED
     return 0
-
-
-def _object(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)

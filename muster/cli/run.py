@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from contracts.job import JobStatus
 from muster import exit as way_out
 from muster.agent_file import load_agent
 from muster.cli.option import DataDir, Json
-from muster.cli.view import console, printable, time_table, verdict
+from muster.cli.view import console, json_text, printable, time_table, verdict
 from muster.cli.watch import watch
 from muster.connection import connect
 from muster.duration import parse_duration
@@ -28,11 +27,6 @@ from muster.job_input import read_input
 from muster.report import JobReport
 from muster.settings import Settings, load_settings
 from muster.stack.state import locate, running_stack
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(run)
 
 
 def run(
@@ -112,7 +106,7 @@ async def _run(
     started.certain = True
     link = link_of(settings, job_id)
     if detach:
-        typer.echo(_object({"job_id": job_id, "status": "running"}) if as_json else job_id)
+        typer.echo(json_text({"job_id": job_id, "status": "running"}) if as_json else job_id)
         return 0
     if not as_json:
         console(stderr=True).print(f"job {job_id}  {link}".strip(), soft_wrap=True)
@@ -120,7 +114,7 @@ async def _run(
         await watch(progress, quiet=as_json)
     report = await jobs.report(job_id)
     if as_json:
-        typer.echo(_object(report.summary()))
+        typer.echo(json_text(report.summary()))
     else:
         _print_report(report, link)
     return say_end(report)
@@ -149,10 +143,6 @@ def _print_report(report: JobReport, link: str) -> None:
         out.print(time_table(report))
     if link:
         out.print(link, soft_wrap=True)
-
-
-def _object(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def _deadline(text: str | None) -> datetime | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from enum import Enum, auto
 from typing import Annotated
@@ -17,7 +16,7 @@ from muster.cli.client import open_jobs
 from muster.cli.option import DataDir, JobArgument, Json
 from muster.cli.past_view import size_view, transcript_view
 from muster.cli.run import link_of, say_end
-from muster.cli.view import console, job_view
+from muster.cli.view import console, job_view, json_text
 from muster.cli.watch import watch
 from muster.history_size import history_size
 from muster.job import Jobs
@@ -91,7 +90,7 @@ async def _show_report(
     report = await jobs.report(job_id)
     link = link_of(settings, job_id)
     if as_json:
-        typer.echo(_object({**report.model_dump(mode="json"), "temporal_ui": link or None}))
+        typer.echo(json_text({**report.model_dump(mode="json"), "temporal_ui": link or None}))
     else:
         console().print(job_view(report, link))
     return say_end(report) if wait else 0
@@ -99,10 +98,6 @@ async def _show_report(
 
 def _print(value: BaseModel, view: RenderableType, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(_object(value.model_dump(mode="json")))
+        typer.echo(json_text(value.model_dump(mode="json")))
     else:
         console().print(view)
-
-
-def _object(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)

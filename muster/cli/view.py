@@ -63,6 +63,11 @@ def console(*, stderr: bool = False) -> Console:
     return out if out.is_terminal else Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
 
 
+def json_text(value: object) -> str:
+    """Return what `--json` prints of a value."""
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
 def printable(text: str) -> str:
     """Return text that cannot steer a terminal: control characters but newline and tab go."""
     return "".join(

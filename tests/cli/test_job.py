@@ -15,7 +15,7 @@ from contracts.job import JobProgress, JobStatus, StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult
 from contracts.name import SEARCH_AGENT, SEARCH_STATE, SEARCH_TENANT
 from muster.agent_file import parse_agent
-from muster.job import TIMEOUT_GRACE, JobEndedError, Jobs
+from muster.job import JobEndedError, Jobs
 from muster.job_id import check_job_id, new_job_id, ui_link
 from muster.stack.namespace import prepare_namespace
 from muster.stack.part import start_part
@@ -24,6 +24,7 @@ from muster.stack.temporal import TemporalPart
 from tests.cli.stage import AGENT, DEADLINE_S, MODEL, Stage
 from tests.cli.test_report import check_sums
 from tests.workflows.peer import Gate, Script, calls, raises, returns, says
+from workflows.option import TIMEOUT_GRACE
 
 SPEC = parse_agent(AGENT, "agent.yaml").spec
 
