@@ -1,7 +1,7 @@
 """The `call_tool` activity: one attempt at one tool call.
 
 1. Claim the call in the tool ledger; a finished call is answered from there.
-2. Load the tool and check the model's arguments against its types.
+2. Load the tool and bind the model's arguments to it, which may not fit.
 3. Run it, bounded in time, with the call's id as idempotency key if it takes one.
 4. Make its result text, bounded in size; or say whose fault its error is (`error_map`). A text
    over `INLINE_RESULT_BYTES` goes to the store, and only its name and a preview go on.
@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 from temporalio import activity
 
-from activities.argument import IDEMPOTENCY_KEY, WrongArgumentsError
 from activities.error_map import (
     FailureKind,
     ToolFailure,
@@ -33,9 +32,10 @@ from activities.error_map import (
     trace,
 )
 from activities.execution import ToolExecution
-from activities.loader import ToolLoader
 from activities.output import output_of
 from activities.result import Rendered
+from activities.tool import WrongArgumentsError
+from activities.toolbox import Toolbox
 from contracts.agent import OnFailure
 from contracts.error import MusterError, UnavailableError
 from contracts.limit import INLINE_RESULT_BYTES
@@ -70,10 +70,10 @@ class _Answer:
 class CallTool:
     """Runs tool calls on behalf of workflows."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, toolbox: Toolbox) -> None:
         self._ledger = ToolLedger(database)
         self._contexts = ContextStore(database)
-        self._loader = ToolLoader()
+        self._toolbox = toolbox
         self._execution = ToolExecution()
 
     @activity.defn(name=CALL_TOOL)
@@ -121,17 +121,15 @@ class CallTool:
             lost = f"its worker was lost {claim.lost} times while it ran"
             return ToolFailure(FailureKind.PERMANENT, f"{lost}, the limit is {MAX_LOST_ATTEMPTS}")
         try:
-            tool = await self._loader.load(request.tool)
-            arguments = tool.arguments.validate(name, request.call.arguments)
+            tool = await self._toolbox.load(request.tool)
+            work = tool.bind(request.call.arguments, request.call.id)
         except WrongArgumentsError as error:
             return ToolFailure(FailureKind.MODEL, bounded(str(error)))
         except MusterError as error:
             return classify(error)
-        if tool.arguments.wants_idempotency_key:
-            arguments[IDEMPOTENCY_KEY] = request.call.id
         timeout_s = request.tool.timeout.total_seconds()
         with output_of(name):
-            ended = await self._execution.call(tool, arguments, timeout_s)
+            ended = await self._execution.call(tool, work, timeout_s)
             if ended.error is None:
                 size = request.tool.max_result_bytes
                 ended = await self._execution.render(name, ended.value, size, timeout_s)

@@ -1,4 +1,4 @@
-"""Run a tool's function so that nothing it does can hurt the worker or outlast its timeout.
+"""Run a tool so that nothing it does can hurt the worker or outlast its timeout.
 
 Asynchronous tools run as a task of the worker's loop, synchronous ones in a thread of their own
 (`thread`), and so does what makes a result into text, which may call the tool's own serialisers.
@@ -18,7 +18,7 @@ from typing import Any
 
 from activities.result import render
 from activities.thread import Ended, start_thread
-from activities.toolset import LoadedTool
+from activities.tool import LoadedTool
 from contracts.error import UnavailableError
 
 MAX_LEFT_BEHIND = 64
@@ -35,28 +35,28 @@ class ToolTimeoutError(TimeoutError):
 
 
 class ToolExecution:
-    """Calls tools' functions; counts the threads whose caller has gone away."""
+    """Calls tools; counts the threads whose caller has gone away."""
 
     def __init__(self) -> None:
         self._left_behind = 0
 
-    async def call(self, tool: LoadedTool, arguments: dict[str, Any], timeout_s: float) -> Ended:
-        """Call a tool's function; a timeout ends it with ToolTimeoutError.
+    async def call(self, tool: LoadedTool, work: Callable[[], Any], timeout_s: float) -> Ended:
+        """Do the `work` that `tool.bind` returned; a timeout ends it with ToolTimeoutError.
 
         Being cancelled is passed on: an asynchronous tool gets `CancelledError` and a moment to
         clean up, a synchronous one runs on in its thread and its result is dropped.
         """
-        return await _bounded(self._work(tool, arguments), tool.schema.name, timeout_s)
+        return await _bounded(self._work(tool, work), tool.name, timeout_s)
 
     async def render(self, name: str, value: Any, max_bytes: int, timeout_s: float) -> Ended:
         """Make what the tool `name` returned into text, as `result.render` does, within a time."""
         work = self._in_thread(lambda: render(name, value, max_bytes), name)
         return await _bounded(work, name, timeout_s)
 
-    async def _work(self, tool: LoadedTool, arguments: dict[str, Any]) -> Ended:
+    async def _work(self, tool: LoadedTool, work: Callable[[], Any]) -> Ended:
         if tool.is_async:
-            return await _await(lambda: tool.function(**arguments))
-        ended = await self._in_thread(lambda: tool.function(**arguments), tool.schema.name)
+            return await _await(work)
+        ended = await self._in_thread(work, tool.name)
         if inspect.isawaitable(ended.value):  # a plain function that wraps an asynchronous one
             return await _await(lambda: ended.value)
         return ended

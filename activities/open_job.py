@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 from pydantic import JsonValue
 from pydantic_core import to_json
 from temporalio import activity
 
 from activities.error_map import application_error
-from activities.loader import ToolLoader
-from contracts.agent import AgentSpec, SubAgent, ToolSchema
-from contracts.error import LimitExceededError, MusterError
+from activities.tool import ServedTool
+from activities.toolbox import Toolbox
+from contracts.agent import (
+    NAME_PATTERN,
+    AgentSpec,
+    PinnedTool,
+    SubAgent,
+    ToolRef,
+    ToolSchema,
+)
+from contracts.error import BadInputError, LimitExceededError, MusterError
 from contracts.job import OpenJobInput, OpenJobResult
-from contracts.limit import MAX_TOOLSET_BYTES
+from contracts.limit import MAX_TOOLS, MAX_TOOLSET_BYTES
 from contracts.message import ContextRef, Message, Role
 from contracts.name import OPEN_JOB, TASK
 from store.context import ContextStore
@@ -21,41 +34,121 @@ from store.database import Database
 class OpenJob:
     """Stores a job's opening conversation and toolset; idempotent: both are named by content."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, toolbox: Toolbox) -> None:
         self._contexts = ContextStore(database)
-        self._loader = ToolLoader()
+        self._toolbox = toolbox
 
     @activity.defn(name=OPEN_JOB)
     async def open_job(self, job: OpenJobInput) -> OpenJobResult:
         """Load every tool, store instructions, examples and tool schemas; return their names."""
         try:
-            schemas = await self._schemas(job.agent)
-            opening = [Message(role=Role.SYSTEM, content=job.agent.instructions)]
-            messages = [*opening, *job.agent.examples]
-            head, toolset = await self._contexts.open(job.job_id, messages, schemas)
+            tools = await self._find_tools(job.agent)
+            agent = job.agent.pinned(tools.pinned)
+            _check_names(agent)
+            schemas = [*tools.schemas, *(_schema_of(each) for each in agent.agents)]
+            opening = [Message(role=Role.SYSTEM, content=agent.instructions)]
+            head, toolset = await self._contexts.open(
+                job.job_id, [*opening, *agent.examples], _toolset(agent, schemas)
+            )
         except MusterError as error:
             raise application_error(error) from None
-        return OpenJobResult(context=ContextRef(head=head), toolset=toolset)
+        return OpenJobResult(
+            context=ContextRef(head=head), toolset=toolset, tools=tuple(tools.pinned)
+        )
 
-    async def _schemas(self, agent: AgentSpec) -> JsonValue:
-        """Return what the model is told of the agent's tools, None if it has none."""
-        if not agent.callables:
-            return None
-        schemas: list[JsonValue] = []
-        for ref in agent.tools:
-            tool = await self._loader.load(ref)
-            schemas.append(tool.schema.model_dump(mode="json"))
-        schemas += [_schema_of(each).model_dump(mode="json") for each in agent.agents]
-        size = len(to_json(schemas))
-        if size > MAX_TOOLSET_BYTES:
-            raise LimitExceededError(
-                f"the schemas of the {len(schemas)} tools of agent {agent.name!r}, as JSON,",
-                size,
-                MAX_TOOLSET_BYTES,
-                "bytes",
-                hint="give the agent fewer tools, or their parameters simpler types",
+    async def _find_tools(self, agent: AgentSpec) -> _Tools:
+        """Return what the model is told of the agent's tools; its servers are asked now."""
+        found = _Tools()
+        for place, ref in enumerate(agent.tools):
+            served = await self._toolbox.describe(ref)
+            if not ref.is_server:
+                found.schemas.append(served[0].schema)
+                continue
+            for each in _chosen(ref, served):
+                assert each.remote is not None
+                prefix = f"{ref.name}_" if ref.name else ""
+                name = _checked_name(ref, f"{prefix}{each.schema.name}")
+                found.schemas.append(each.schema.model_copy(update={"name": name}))
+                found.pinned.append(PinnedTool(name=name, server=place, remote=each.remote))
+        return found
+
+
+@dataclass(slots=True)
+class _Tools:
+    """Schemas of an agent's tools, in order, and those of them that its servers have."""
+
+    schemas: list[ToolSchema] = field(default_factory=list)
+    pinned: list[PinnedTool] = field(default_factory=list)
+
+
+def _chosen(ref: ToolRef, served: Sequence[ServedTool]) -> list[ServedTool]:
+    """Return those of a server's tools that the agent asks for, all if it names none."""
+    there = [each.remote for each in served]
+    for name in ref.tools:
+        if name not in there:
+            known = ", ".join(map(str, there[:MAX_TOOLS])) or "none"
+            raise BadInputError(
+                f"{ref.kind} {ref.shown!r} has no tool {name!r}", hint=f"it has: {known}"
             )
-        return schemas
+    return [each for each in served if not ref.tools or each.remote in ref.tools]
+
+
+def _checked_name(ref: ToolRef, name: str) -> str:
+    if not re.match(NAME_PATTERN, name):
+        raise BadInputError(
+            f"{ref.kind} {ref.shown!r}: {name!r} is no name for a tool: it takes letters, digits, "
+            f"`_` and `-`, begins with a letter, and has at most 64 characters",
+            hint="leave it out with `tools`, or name it alone with `remote` and `name`",
+        )
+    return name
+
+
+def _check_names(agent: AgentSpec) -> None:
+    """Check what only a job that opens can know: how many tools there are, and their names."""
+    if len(agent.callables) > MAX_TOOLS:
+        raise LimitExceededError(
+            f"agent {agent.name!r}",
+            len(agent.callables),
+            MAX_TOOLS,
+            "tools",
+            hint="choose some of a server's tools with `tools: [...]`",
+        )
+    names = [each.tool_name for each in agent.callables]
+    for name, count in Counter(names).items():
+        if count > 1:
+            owners = " and ".join(
+                each.tool_name if isinstance(each, SubAgent) else f"{each.kind} {each.origin!r}"
+                for each in agent.callables
+                if each.tool_name == name
+            )
+            raise BadInputError(
+                f"agent {agent.name!r} has {count} tools named {name!r}: {owners}",
+                hint="give one of them a `name`; a server's name comes before those of its tools",
+            )
+    used = {("after", name) for each in agent.callables for name in each.after}
+    for key, name in (*sorted(used), *(("answer_after", name) for name in agent.answer_after)):
+        if name not in names:
+            raise BadInputError(
+                f"agent {agent.name!r}: `{key}` names {name!r}, which is not one of its tools",
+                hint=f"the tools are {', '.join(names)}",
+            )
+
+
+def _toolset(agent: AgentSpec, schemas: Sequence[ToolSchema]) -> JsonValue:
+    """Return the schemas as JSON, None if there are none; raises LimitExceededError."""
+    if not schemas:
+        return None
+    dumped: list[JsonValue] = [each.model_dump(mode="json") for each in schemas]
+    size = len(to_json(dumped))
+    if size > MAX_TOOLSET_BYTES:
+        raise LimitExceededError(
+            f"the schemas of the {len(dumped)} tools of agent {agent.name!r}, as JSON,",
+            size,
+            MAX_TOOLSET_BYTES,
+            "bytes",
+            hint="give the agent fewer tools, or their parameters simpler types",
+        )
+    return dumped
 
 
 def _schema_of(sub_agent: SubAgent) -> ToolSchema:

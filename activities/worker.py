@@ -7,12 +7,13 @@ from typing import Any
 
 from activities.call_tool import CallTool
 from activities.open_job import OpenJob
+from activities.toolbox import Toolbox
 from store.database import Database
 
 
-def tool_activities(database: Database) -> list[Callable[..., Any]]:
+def tool_activities(database: Database, toolbox: Toolbox) -> list[Callable[..., Any]]:
     """Return the activities of the `tools` task queue.
 
     The process that runs them should wrap its life in `activities.output.bounded_output()`.
     """
-    return [OpenJob(database).open_job, CallTool(database).call_tool]
+    return [OpenJob(database, toolbox).open_job, CallTool(database, toolbox).call_tool]

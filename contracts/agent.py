@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from contracts.limit import (
     HARD_TOOL_RESULT_BYTES,
@@ -16,15 +24,26 @@ from contracts.limit import (
     MAX_TOOL_RESULT_BYTES,
     MAX_TOOLS,
 )
-from contracts.message import Frozen, Message
+from contracts.message import Frozen, Message, is_empty, is_none
+from contracts.tool_source import (
+    Duration,
+    McpServer,
+    OpenApiService,
+    RemoteActivity,
+    SqlDatabase,
+)
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 ImportPath = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=200)
 ]
 
-Duration = Annotated[timedelta, Field(gt=timedelta(0), le=timedelta(days=366))]
-"""A time Temporal can keep: it refuses zero, negative and very long ones over and over."""
+KINDS = ("function", "mcp", "openapi", "sql", "activity")
+"""The ways in which a tool is given."""
+
+ToolName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""What a server calls one of its tools."""
 
 
 class OnFailure(StrEnum):
@@ -68,16 +87,81 @@ class ToolPolicy(UsePolicy):
 
 
 class ToolRef(ToolPolicy):
-    """A tool as an agent file names it: a plain Python function and the policy of its use."""
+    """A tool as an agent file names it, of exactly one kind, and the policy of its use.
 
-    function: ImportPath
+    `mcp` and `openapi` without `remote` stand for all tools of a server, or for those in `tools`;
+    which they are is asked when the job opens, and pinned.
+    """
+
+    function: ImportPath | None = None
+    """A plain Python function."""
+    mcp: McpServer | None = Field(None, exclude_if=is_none)
+    openapi: OpenApiService | None = Field(None, exclude_if=is_none)
+    sql: SqlDatabase | None = Field(None, exclude_if=is_none)
+    activity: RemoteActivity | None = Field(None, exclude_if=is_none)
     name: Name | None = None
-    """The name the model sees; the function's own name if not given."""
+    """The name the model sees, if not its own; before a server's tools, as `name_tool`."""
+    tools: tuple[ToolName, ...] = Field((), max_length=MAX_TOOLS, exclude_if=is_empty)
+    """Which of a server's tools are offered, by their names there."""
+    remote: ToolName | None = Field(None, exclude_if=is_none)
+    """One tool of a server, by its name there."""
+
+    @property
+    def kind(self) -> str:
+        """Which of the ways it is given in: the name of the one field of `KINDS` that is set."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def is_server(self) -> bool:
+        """Say whether this stands for tools that only the server knows."""
+        return (self.mcp or self.openapi) is not None and self.remote is None
 
     @property
     def tool_name(self) -> str:
-        """The name the model sees."""
-        return self.name or self.function.rpartition(":")[2]
+        """The name the model sees; of a server, what its tools' names begin with, if anything."""
+        if self.name:
+            return self.name
+        if self.function:
+            return self.function.rpartition(":")[2]
+        if self.activity:
+            return self.activity.type
+        return self.remote or ("sql" if self.sql else "")
+
+    @property
+    def shown(self) -> str:
+        """What names this tool to the people who wrote the agent."""
+        return self.function or self.tool_name or self.origin
+
+    @property
+    def origin(self) -> str:
+        """Where the tool comes from: a function, a server, a document, a database's tool."""
+        if self.mcp:
+            return self.mcp.url or " ".join(self.mcp.command)
+        if self.openapi:
+            return self.openapi.document
+        return self.function or self.tool_name
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> ToolRef:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            found = f"it has {' and '.join(given)}" if given else "it has none of them"
+            raise ValueError(f"a tool has exactly one of {', '.join(KINDS)}; {found}")
+        if (self.tools or self.remote) and not (self.mcp or self.openapi):
+            raise ValueError(f"`tools` and `remote` name tools of a server; this is a {given[0]}")
+        if self.tools and self.remote:
+            raise ValueError("`tools` chooses several of a server's tools, `remote` names one")
+        if not self.is_server and not re.match(NAME_PATTERN, self.tool_name):
+            raise ValueError(f"{self.tool_name!r} is no name for a tool; give it a `name`")
+        return self
+
+
+class PinnedTool(Frozen):
+    """A server's tool as a job knows it; `server` is its entry's place in the agent's tools."""
+
+    name: Name
+    server: int = Field(ge=0)
+    remote: ToolName
 
 
 class ToolSchema(Frozen):
@@ -154,8 +238,26 @@ class AgentSpec(Frozen):
 
     @property
     def callables(self) -> tuple[ToolRef | SubAgent, ...]:
-        """All that the model can call: tools, then sub-agents."""
-        return (*self.tools, *self.agents)
+        """All that the model can call: tools, then sub-agents; servers' tools once pinned."""
+        return (*(tool for tool in self.tools if not tool.is_server), *self.agents)
+
+    @property
+    def has_servers(self) -> bool:
+        """Say whether some of its tools are known only when a job opens."""
+        return any(tool.is_server for tool in self.tools)
+
+    def pinned(self, tools: Sequence[PinnedTool]) -> AgentSpec:
+        """Return the agent with the tools that its servers had when the job opened."""
+        refs: list[ToolRef] = []
+        for place, ref in enumerate(self.tools):
+            if not ref.is_server:
+                refs.append(ref)
+            refs += [
+                ref.model_copy(update={"name": each.name, "remote": each.remote, "tools": ()})
+                for each in tools
+                if each.server == place
+            ]
+        return self.model_copy(update={"tools": tuple(refs)})
 
     @property
     def depth(self) -> int:
@@ -175,15 +277,17 @@ class AgentSpec(Frozen):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two tools are named {name!r}; give one of them another `name`")
-        for each in self.callables:
+        callables: tuple[ToolRef | SubAgent, ...] = (*self.tools, *self.agents)
+        for each in callables:
             for name in each.after:
-                if name not in names or name == each.tool_name:
+                is_unknown = name not in names and not self.has_servers
+                if is_unknown or name == each.tool_name:
                     raise ValueError(
                         f"tool {each.tool_name!r}: `after` names {name!r}, "
                         f"which is not another tool of this agent"
                     )
         for name in self.answer_after:
-            if name not in names:
+            if name not in names and not self.has_servers:
                 raise ValueError(
                     f"`answer_after` names {name!r}, which is not a tool of this agent"
                 )

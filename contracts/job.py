@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from pydantic import AwareDatetime, Field
 
-from contracts.agent import AgentSpec
+from contracts.agent import AgentSpec, PinnedTool
 from contracts.limit import MAX_MESSAGE_ID_CHARS
 from contracts.llm_step import Usage
-from contracts.message import ContextRef, Frozen
+from contracts.message import ContextRef, Frozen, is_empty
 
 
 class AgentJobInput(Frozen):
@@ -105,7 +105,11 @@ class OpenJobInput(Frozen):
 
 
 class OpenJobResult(Frozen):
-    """What `open_job` stored: the opening conversation, and the toolset's hash if there is one."""
+    """What `open_job` stored: the opening conversation, and the toolset's hash if there is one.
+
+    `tools` are those that the agent's servers have.
+    """
 
     context: ContextRef
     toolset: str | None
+    tools: tuple[PinnedTool, ...] = Field((), exclude_if=is_empty)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sized
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +45,11 @@ class BlobRef(Frozen):
 def is_none(value: object) -> bool:
     """Say whether a field is left out of what is written: without it, old hashes hold."""
     return value is None
+
+
+def is_empty(value: Sized) -> bool:
+    """Say whether a collection is left out of what is written."""
+    return len(value) == 0
 
 
 class Message(Frozen):

@@ -65,16 +65,21 @@ def load_agent(path: Path, tool_path: Sequence[Path]) -> AgentSpec:
 
 
 def check_tools(agent: AgentFile, tool_path: Sequence[Path]) -> None:
-    """Import every tool of `agent`; raises `FileValueError` at the first that cannot be used."""
-    from activities.toolset import load_tool
+    """Import the functions that are tools of `agent`; servers are asked when a job opens.
+
+    Raises `FileValueError` at the first that cannot be used.
+    """
+    from activities.kind.function import load_function
 
     for directory in map(str, tool_path):
         if directory not in sys.path:
             sys.path.append(directory)
     for index, tool in enumerate(agent.spec.tools):
+        if tool.function is None:
+            continue
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                load_tool(tool)
+                load_function(tool.function, tool.tool_name)
         except BadInputError as error:
             raise agent.at(("tools", index, "function"), error) from error
 
@@ -256,10 +261,16 @@ def _message_by_role(tree: Tree, node: Node, path: KeyPath) -> Mapping[str, Any]
 
 
 def _check_names(tree: Tree, data: Mapping[str, Any]) -> None:
-    """Refuse a tool named twice and a name in `after` or `answer_after` that no tool has."""
+    """Refuse a tool named twice and a name in `after` or `answer_after` that no tool has.
+
+    A server's tools are known only when a job opens, which checks their names then.
+    """
     names: dict[str, KeyPath] = {}
-    for path, each in _callables(data):
-        name, key = _name_of(each)
+    callables = [(path, each, _name_of(each)) for path, each in _callables(data)]
+    for path, _, named in callables:
+        if named is None:
+            continue
+        name, key = named
         if name in names:
             raise _at(
                 tree,
@@ -268,8 +279,10 @@ def _check_names(tree: Tree, data: Mapping[str, Any]) -> None:
                 "give one of them another `name`",
             )
         names[name] = (*path, key)
-    for path, each in _callables(data):
-        others = [name for name in names if name != _name_of(each)[0]]
+    if any(named is None for _, _, named in callables):
+        return
+    for path, each, named in callables:
+        others = [name for name in names if named is None or name != named[0]]
         _check_known(tree, (*path, "after"), each.get("after", []), others)
     _check_known(tree, ("answer_after",), data.get("answer_after", []), list(names))
 
@@ -281,11 +294,20 @@ def _callables(data: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, 
             yield (key, index), each
 
 
-def _name_of(each: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what the model calls a tool or sub-agent, and the key that says so."""
+def _name_of(each: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what the model calls a tool or sub-agent, and the key that says so.
+
+    None for a server without `remote`, whose tools are not known yet.
+    """
+    if ("mcp" in each or "openapi" in each) and not each.get("remote"):
+        return None
     if each.get("name"):
         return str(each["name"]), "name"
-    return str(each["function"]).rpartition(":")[2], "function"
+    if each.get("function"):
+        return str(each["function"]).rpartition(":")[2], "function"
+    if each.get("activity"):
+        return str(each["activity"]["type"]), "activity"
+    return (str(each["remote"]), "remote") if each.get("remote") else ("sql", "sql")
 
 
 def _name_tool_messages(tree: Tree, data: Mapping[str, Any]) -> None:

@@ -56,6 +56,11 @@ class Shape:
                 self._value(tree, item, (*path, index), arguments[0])
                 for index, item in enumerate(items)
             ]
+        if origin is dict and arguments[1] is not JsonValue:
+            return {
+                key: self._value(tree, value, (*path, key), arguments[1])
+                for key, _, value in tree.entries(node, path)
+            }
         if origin is dict or annotation is JsonValue:
             return _json(tree, node, path)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -175,8 +180,9 @@ def _example(item: Any) -> str:
     if get_origin(item) is Annotated:
         item = get_args(item)[0]
     if isinstance(item, type) and issubclass(item, BaseModel):
-        required = [key for key, info in item.model_fields.items() if info.is_required()]
-        return f"{required[0]}: ..." if required else "..."
+        fields = list(item.model_fields)
+        required = [key for key in fields if item.model_fields[key].is_required()]
+        return f"{(required or fields)[0]}: ..."
     return "name"
 
 

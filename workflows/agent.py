@@ -99,7 +99,7 @@ class AgentWorkflow:
         info = workflow.info()
         branch, carried = info.run_id.rpartition("-")[2], job.carried
         self._job = job
-        self._agent = job.agent
+        self._agent = job.agent.pinned(carried.pinned) if carried else job.agent
         self._is_new = carried is None
         self._is_ending = False
         self._state = (
@@ -193,6 +193,8 @@ class AgentWorkflow:
             raise failure.open_job_failure(error) from error
         self._state.context = opened.context
         self._state.toolset = opened.toolset
+        self._state.pinned = list(opened.tools)
+        self._agent = self._job.agent.pinned(opened.tools)
         self._state.pending = [Message(role=Role.USER, content=self._job.input)]
 
     async def _turn(self) -> str | None:
@@ -290,7 +292,7 @@ class AgentWorkflow:
         if makes:
             names = text.one_line(", ".join(each.call.tool for each in makes))
             self._say(f"calling {len(makes)} tool{'s' if len(makes) > 1 else ''}: {names}")
-        await self._caller.make(makes)
+        await self._caller.make(makes, self._agent)
         if all(each.answer is not None for each in state.calls):
             state.pending = turn.tool_messages(state.calls)
             state.calls = []

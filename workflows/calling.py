@@ -1,6 +1,7 @@
 """The calls of one turn, of tools and of sub-agents, made in parallel.
 
-A tool call is an activity, scheduled again where its worker was lost. A sub-agent's is a job of its
+A tool call is an activity, scheduled again where its worker was lost; that of a remote activity is
+the activity itself. A sub-agent's is a job of its
 own, a child workflow, within what is left of the caller's limits; what it has used is counted as
 the caller's, however it ends.
 """
@@ -12,16 +13,18 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from temporalio import workflow
+from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ChildWorkflowError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from contracts.agent import OnFailure, SubAgent, ToolRef
+    from contracts.agent import AgentSpec, OnFailure, SubAgent, ToolRef
     from contracts.job import AgentJobInput, AgentJobResult
     from contracts.message import content_hash
     from contracts.name import AGENT_WORKFLOW, CALL_TOOL, TASK
     from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
     from workflows import failure, limit, option, text
     from workflows.failure import OutOfTimeError
+    from workflows.remote import remote_answer
     from workflows.state import JobState, OpenCall
 
 MAX_PARENT_CHARS = 140
@@ -48,19 +51,22 @@ class Caller:
     ) -> None:
         self._job = job
         self._state = state
-        self._known = {each.tool_name: each for each in job.agent.callables}
+        self._known: dict[str, ToolRef | SubAgent] = {}
         self._time_left = time_left
         self._is_rolling_over = is_rolling_over
         self._is_stopping = False
 
-    async def make(self, calls: Sequence[OpenCall]) -> None:
+    async def make(self, calls: Sequence[OpenCall], agent: AgentSpec) -> None:
         """Make `calls` in parallel and note their answers; some may lack one before a roll-over.
+
+        `agent` has its servers' tools pinned.
 
         The first call that fails the job, or the job's cancellation, cancels and awaits the rest.
         """
         if not calls:
             return
         self._is_stopping = False
+        self._known = {each.tool_name: each for each in agent.callables}
         asked = sum(isinstance(self._known[each.call.tool], SubAgent) for each in calls)
         tasks = [asyncio.create_task(self._make(each, asked)) for each in calls]
         try:
@@ -86,7 +92,9 @@ class Caller:
         """Make one tool call and note what the model reads."""
         call = each.call
         try:
-            result = await self._attempt(each, tool)
+            result = await (
+                self._remote(each, tool) if tool.activity else self._attempt(each, tool)
+            )
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
@@ -126,6 +134,26 @@ class Caller:
                     return None
             else:
                 return result
+
+    async def _remote(self, each: OpenCall, tool: ToolRef) -> CallToolResult:
+        """Make a call that somebody else's worker runs; it gets the arguments object."""
+        assert tool.activity is not None
+        started = workflow.now()
+        value: RawValue = await workflow.execute_activity(
+            tool.activity.type,
+            each.call.arguments,
+            activity_id=each.call.id,
+            result_type=RawValue,
+            summary=text.call_summary(each.call),
+            **option.remote_options(self._job, tool, tool.activity, self._time_left()),
+        )
+        content, outcome = remote_answer(tool, value.payload)
+        return CallToolResult(
+            call_id=each.call.id,
+            outcome=outcome,
+            content=content,
+            duration_s=(workflow.now() - started).total_seconds(),
+        )
 
     async def _ask(self, each: OpenCall, sub_agent: SubAgent, asked: int) -> None:
         """Let a sub-agent do its task, and note what the model reads of it."""

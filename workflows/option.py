@@ -29,6 +29,7 @@ from contracts.name import (
     continue_queue,
     start_queue,
 )
+from contracts.tool_source import RemoteActivity
 
 _AGENT = SearchAttributeKey.for_keyword(SEARCH_AGENT)
 _TENANT = SearchAttributeKey.for_keyword(SEARCH_TENANT)
@@ -163,12 +164,36 @@ def call_tool_options(
         schedule_to_start_timeout=tool.queue_timeout,
         start_to_close_timeout=tool.timeout + TOOL_GRACE,
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
-        retry_policy=RetryPolicy(
-            initial_interval=tool.retry.initial_interval,
-            backoff_coefficient=tool.retry.backoff,
-            maximum_interval=max(tool.retry.max_interval, tool.retry.initial_interval),
-            maximum_attempts=tool.retry.max_attempts,
-        ),
+        retry_policy=_retry(tool),
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         priority=priority(job),
+    )
+
+
+def remote_options(
+    job: AgentJobInput, tool: ToolPolicy, remote: RemoteActivity, remaining: timedelta
+) -> ActivityOptions:
+    """Return the options of a call that another worker runs; whether it heartbeats is its own."""
+    options = ActivityOptions(
+        task_queue=remote.queue,
+        schedule_to_close_timeout=remaining,
+        schedule_to_start_timeout=tool.queue_timeout,
+        start_to_close_timeout=tool.timeout,
+        retry_policy=_retry(tool),
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        priority=priority(job),
+    )
+    if remote.heartbeat:
+        options["heartbeat_timeout"] = remote.heartbeat
+    else:  # one that does not heartbeat never learns that it is cancelled
+        options["cancellation_type"] = ActivityCancellationType.TRY_CANCEL
+    return options
+
+
+def _retry(tool: ToolPolicy) -> RetryPolicy:
+    return RetryPolicy(
+        initial_interval=tool.retry.initial_interval,
+        backoff_coefficient=tool.retry.backoff,
+        maximum_interval=max(tool.retry.max_interval, tool.retry.initial_interval),
+        maximum_attempts=tool.retry.max_attempts,
     )

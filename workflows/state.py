@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
+from contracts.agent import PinnedTool
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, Spent, StopReason
 from contracts.llm_step import LLMStepResult, Usage
 from contracts.message import BlobRef, ContextRef, Message, Role, ToolCall
@@ -50,10 +51,11 @@ class JobState(BaseModel):
 
     The conversation is the stored `context`, then the answers to `calls`, then `pending`, which no
     LLM step has committed yet, then `inbox`: messages that were sent to the job and wait for the
-    next turn. `branch` and `next_step` make step ids. The branch is the end of a run id, and each
-    run has its own: the beginning of a run id is a clock, which two runs of one job can share.
-    `attained_s` is the engine time used so far, in seconds. `is_out` says that the last step asked
-    for tools, so the inference service waits for the next.
+    next turn. `pinned` are the tools that its agent's servers had when it opened. `branch` and
+    `next_step` make step ids. The branch is the end of a run id, and each run has its own: the
+    beginning of a run id is a clock, which two runs of one job can share. `attained_s` is the
+    engine time used so far, in seconds. `is_out` says that the last step asked for tools, so the
+    inference service waits for the next.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -62,6 +64,7 @@ class JobState(BaseModel):
     deadline: datetime
     context: ContextRef | None = None
     toolset: str | None = None
+    pinned: list[PinnedTool] = Field(default_factory=list)
     calls: list[OpenCall] = Field(default_factory=list)
     pending: list[Message] = Field(default_factory=list)
     inbox: list[JobMessage] = Field(default_factory=list)

@@ -1,14 +1,18 @@
-"""What a worker needs to run these workflows: their list, failure types and sandbox."""
+"""What a worker needs to run these workflows: list, interceptors, failure types and sandbox."""
 
 from __future__ import annotations
 
 from pydantic import ValidationError
+from temporalio.worker import Interceptor
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from contracts.error import MusterError
 from workflows.agent import AgentWorkflow
+from workflows.remote import IdempotencyKeys
 
 WORKFLOWS: list[type] = [AgentWorkflow]
+
+INTERCEPTORS: list[Interceptor] = [IdempotencyKeys()]
 
 FAILURE_TYPES: list[type[BaseException]] = [MusterError, ValidationError]
 """`workflow_failure_exception_types`: bad input fails the job; a bug keeps its task retrying."""
@@ -23,6 +27,7 @@ PASSTHROUGH = (
     "workflows.limit",
     "workflows.offer",
     "workflows.option",
+    "workflows.remote",
     "workflows.state",
     "workflows.text",
     "workflows.calling",

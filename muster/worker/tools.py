@@ -7,6 +7,7 @@ import sys
 from temporalio.worker import Worker
 
 from activities.output import bounded_output
+from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.error import BadInputError
 from contracts.name import TOOLS_QUEUE
@@ -28,15 +29,16 @@ async def main(settings: Settings) -> None:
     database = Database(database_url(settings), pool_size=settings.database_pool_size)
     try:
         await database.check()
-        worker = Worker(
-            client,
-            task_queue=TOOLS_QUEUE,
-            activities=tool_activities(database),
-            max_concurrent_activities=settings.max_tool_calls,
-            graceful_shutdown_timeout=settings.drain_timeout,
-        )
-        with bounded_output():
-            await run_until(stop, worker)
+        async with Toolbox() as toolbox:
+            worker = Worker(
+                client,
+                task_queue=TOOLS_QUEUE,
+                activities=tool_activities(database, toolbox),
+                max_concurrent_activities=settings.max_tool_calls,
+                graceful_shutdown_timeout=settings.drain_timeout,
+            )
+            with bounded_output():
+                await run_until(stop, worker)
     finally:
         await database.close()
 

@@ -26,7 +26,7 @@ from muster.report import JobReport
 from store.database import Database
 from store.schema import step_ledger
 from tests.stack.command_line import CommandLine
-from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
+from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
 
 TOOLS = Path(__file__).parent / "tool"
 
@@ -64,6 +64,7 @@ class Stage:
         replayer = Replayer(
             workflows=WORKFLOWS,
             workflow_runner=workflow_runner(),
+            interceptors=INTERCEPTORS,
             workflow_failure_exception_types=FAILURE_TYPES,
             data_converter=self.client.data_converter,
         )

@@ -13,6 +13,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.agent import AgentSpec, Sampling, ToolRef
 from contracts.job import AgentJobInput, AgentJobResult
@@ -25,7 +26,7 @@ from store.database import Database
 from tests.activities.conftest import BAD
 from tests.inference_service.harness import harness
 from tests.inference_service.serving import serving
-from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
+from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
 
 LONG = SimulatedConfig(time_scale=0.0, max_model_len=5_000_000, num_blocks=160_000)
 DEADLINE_S = 60.0
@@ -46,7 +47,7 @@ async def run(
     async with AsyncExitStack() as stack:
         h = await stack.enter_async_context(harness(database, config=LONG, respond=respond))
         await stack.enter_async_context(serving(client, h, job.model))
-        activities = tool_activities(database)
+        activities = tool_activities(database, Toolbox())
         await stack.enter_async_context(
             Worker(client, task_queue=TOOLS_QUEUE, activities=activities)
         )
@@ -56,6 +57,7 @@ async def run(
                 task_queue=AGENTS_QUEUE,
                 workflows=WORKFLOWS,
                 workflow_runner=workflow_runner(),
+                interceptors=INTERCEPTORS,
                 workflow_failure_exception_types=FAILURE_TYPES,
             )
         )

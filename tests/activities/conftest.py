@@ -14,6 +14,7 @@ import pytest_asyncio
 from temporalio.testing import ActivityEnvironment
 
 from activities.call_tool import CallTool
+from activities.toolbox import Toolbox
 from contracts.agent import OnFailure, RetryPolicy, ToolRef
 from contracts.message import ToolCall
 from contracts.tool import CallToolInput, CallToolResult
@@ -62,7 +63,7 @@ Caller = Callable[[CallToolInput], Awaitable[CallToolResult]]
 @pytest.fixture
 def tools(database: Database) -> CallTool:
     """Return the activity class on a fresh database."""
-    return CallTool(database)
+    return CallTool(database, Toolbox())
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Worker
 
 with workflow.unsafe.imports_passed_through():
+    from activities.toolbox import Toolbox
     from activities.worker import tool_activities
     from contracts.name import CALL_TOOL
     from contracts.tool import CallToolInput, CallToolResult
@@ -60,7 +61,7 @@ def tool_worker(client: Client, database: Database, queue: str) -> Worker:
     return Worker(
         client,
         task_queue=queue,
-        activities=tool_activities(database),
+        activities=tool_activities(database, Toolbox()),
         graceful_shutdown_timeout=timedelta(milliseconds=100),
     )
 

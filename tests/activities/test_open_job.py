@@ -10,6 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities import open_job
 from activities.open_job import OpenJob
+from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.agent import AgentSpec, ToolRef
 from contracts.job import OpenJobInput, OpenJobResult
@@ -37,7 +38,7 @@ def _agent(*functions: str) -> AgentSpec:
 
 async def _open(database: Database, agent: AgentSpec, job_id: str = "job-1") -> OpenJobResult:
     return await environment().run(
-        OpenJob(database).open_job, OpenJobInput(job_id=job_id, agent=agent)
+        OpenJob(database, Toolbox()).open_job, OpenJobInput(job_id=job_id, agent=agent)
     )
 
 
@@ -93,5 +94,5 @@ async def test_what_a_job_opens_with_is_on_record(database: Database) -> None:
 
 
 def test_tool_worker_registers_both_activities(database: Database) -> None:
-    names = [getattr(found, DEFINITION).name for found in tool_activities(database)]
+    names = [getattr(found, DEFINITION).name for found in tool_activities(database, Toolbox())]
     assert names == ["open_job", "call_tool"]

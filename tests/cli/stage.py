@@ -19,7 +19,7 @@ from contracts.job import JobStatus
 from contracts.name import AGENTS_QUEUE, TOOLS_QUEUE, continue_queue, start_queue
 from muster.job import Jobs
 from tests.workflows.peer import Peer, Script
-from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
+from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
 
 MODEL = "scripted"
 DEADLINE_S = 30.0
@@ -89,6 +89,7 @@ class Stage:
                 task_queue=AGENTS_QUEUE,
                 workflows=WORKFLOWS,
                 workflow_runner=workflow_runner(),
+                interceptors=INTERCEPTORS,
                 workflow_failure_exception_types=FAILURE_TYPES,
             )
         )

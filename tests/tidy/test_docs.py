@@ -11,8 +11,9 @@ import typer
 from pydantic import SecretStr, TypeAdapter
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from activities.toolset import load_tool
+from activities.kind.function import load_function
 from contracts.agent import AgentSpec, Limits, RetryPolicy, Sampling, ToolRef
+from contracts.tool_source import McpServer, OpenApiService, RemoteActivity, SqlDatabase
 from muster.agent_file import parse_agent
 from muster.cli import build_app
 from muster.settings import ENV_PREFIX, Settings
@@ -84,10 +85,11 @@ def test_every_command_and_option_is_documented(root: Path) -> None:
 
 
 def test_every_key_of_an_agent_file_is_documented(root: Path) -> None:
-    guide = read(root, "guides/first-agent.md")
+    guide = read(root, "guides/first-agent.md") + read(root, "guides/tools.md")
+    sources = (McpServer, OpenApiService, RemoteActivity, SqlDatabase)
     keys = {
         key
-        for model in (AgentSpec, Limits, RetryPolicy, Sampling, ToolRef)
+        for model in (AgentSpec, Limits, RetryPolicy, Sampling, ToolRef, *sources)
         for key in model.model_fields
     }
     assert {key for key in keys if not re.search(rf"\b{key}\b", guide)} == set()
@@ -107,7 +109,8 @@ def test_every_agent_in_the_documents_can_run(
             if language == "yaml" and "instructions:" in text:
                 agent = parse_agent(text, document.name)
                 for tool in agent.spec.tools:
-                    load_tool(tool)
+                    if tool.function:
+                        load_function(tool.function, tool.tool_name)
                 found += 1
     assert found
 

@@ -28,7 +28,7 @@ from contracts.name import (
     start_queue,
 )
 from tests.workflows.peer import Peer, Reply, Script
-from workflows.worker import FAILURE_TYPES, WORKFLOWS, workflow_runner
+from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
 
 MODEL = "scripted"
 DEADLINE_S = 30.0
@@ -67,6 +67,7 @@ async def replay(history: WorkflowHistory, workflows: list[type] = WORKFLOWS) ->
         workflows=workflows,
         data_converter=pydantic_data_converter,
         workflow_runner=workflow_runner(),
+        interceptors=INTERCEPTORS,
         workflow_failure_exception_types=FAILURE_TYPES,
     )
     await replayer.replay_workflow(history)
@@ -149,6 +150,7 @@ class Stage:
             task_queue=AGENTS_QUEUE,
             workflows=WORKFLOWS,
             workflow_runner=workflow_runner(),
+            interceptors=INTERCEPTORS,
             workflow_failure_exception_types=FAILURE_TYPES,
             max_cached_workflows=max_cached_workflows,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities import loader
-from activities.loader import ToolLoader
+from activities.kind import function
+from activities.kind.function import FunctionTools
 from contracts.agent import ToolRef
 from contracts.error import BadInputError
 from contracts.tool import ToolOutcome
@@ -32,7 +32,7 @@ def _let_go() -> Iterator[None]:
 async def test_import_that_hangs_has_one_thread_and_stops_no_other_tool(
     call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "LOAD_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(function, "LOAD_TIMEOUT_S", 0.01)
     for number in range(MANY):
         hanging = request("never", module=HANGING, call_id=f"job-1/b/{number}/0")
         with pytest.raises(ApplicationError, match="importing its module has not ended"):
@@ -51,7 +51,7 @@ async def test_import_that_hangs_has_one_thread_and_stops_no_other_tool(
 async def test_whatever_an_import_raises_is_the_tools_error() -> None:
     interrupting = ToolRef(function="tests.activities.interrupting_module:f")
     with pytest.raises(BadInputError, match="importing its module fails with KeyboardInterrupt"):
-        await ToolLoader().load(interrupting)
+        await FunctionTools().load(interrupting)
 
 
 async def test_result_that_hangs_while_it_becomes_text_has_timed_out(call: Caller) -> None:

@@ -26,6 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticSerializationError, to_json
 
+from activities.tool import WrongArgumentsError
 from contracts.error import BadInputError
 
 IDEMPOTENCY_KEY = "idempotency_key"
@@ -39,10 +40,6 @@ MAX_PROBLEMS = 5
 
 MAX_GOT_CHARS = 80
 """How much of a wrong value an error text shows."""
-
-
-class WrongArgumentsError(ValueError):
-    """The model's arguments do not fit the tool; the text says what was expected."""
 
 
 class Arguments:

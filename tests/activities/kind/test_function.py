@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from activities.argument import WrongArgumentsError
-from activities.toolset import LoadedTool, load_tool
-from contracts.agent import ToolRef
+from activities.kind.function import FunctionTool, load_function
+from activities.tool import WrongArgumentsError
 from contracts.error import BadInputError
 from tests.activities.good_tool import Place, Unit
 
 GOOD, BAD = "tests.activities.good_tool", "tests.activities.bad_tool"
 
 
-def _load(function: str, module: str = GOOD) -> LoadedTool:
-    return load_tool(ToolRef(function=f"{module}:{function}"))
+def _load(function: str, module: str = GOOD) -> FunctionTool:
+    return load_function(f"{module}:{function}", function)
 
 
 def test_schema_comes_from_type_hints_and_docstring() -> None:
@@ -42,7 +41,7 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
 
 
 def test_name_given_by_the_agent_wins() -> None:
-    tool = load_tool(ToolRef(function=f"{GOOD}:shout", name="loud"))
+    tool = load_function(f"{GOOD}:shout", "loud")
     assert tool.schema.name == "loud"
     assert tool.is_async
     properties: Any = tool.schema.arguments["properties"]
@@ -133,7 +132,7 @@ def test_wrong_arguments_say_what_was_expected(arguments: dict[str, Any], words:
 )
 def test_tool_that_cannot_be_used_is_one_clear_error(path: str, message: str, hint: str) -> None:
     with pytest.raises(BadInputError) as caught:
-        load_tool(ToolRef(function=path))
+        load_function(path, path.rpartition(":")[2])
     assert path in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint

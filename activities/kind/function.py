@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from activities.argument import Arguments, documentation_of
+from pydantic import JsonValue
+
+from activities.kind.argument import IDEMPOTENCY_KEY, Arguments, documentation_of
+from activities.thread import Ended, start_thread
+from activities.tool import LoadedTool, ServedTool
 from contracts.agent import ToolRef, ToolSchema
-from contracts.error import BadInputError
+from contracts.error import BadInputError, MusterError, UnavailableError
 
 OUR_PACKAGES = frozenset(
     ("activities", "contracts", "inference_service", "migrations", "muster", "store", "workflows")
@@ -25,9 +30,14 @@ MAX_DESCRIPTION_CHARS = 4_000
 """How much of a docstring the model is shown."""
 
 
+LOAD_TIMEOUT_S = 20.0
+"""How long one who needs a tool waits for its import, which goes on; less than what an attempt to
+open a job has."""
+
+
 @dataclass(frozen=True, slots=True)
-class LoadedTool:
-    """A tool ready to be called: the function, its arguments, and what the model is told of it."""
+class FunctionTool:
+    """An imported function, its arguments, and what the model is told of it."""
 
     path: str
     function: Callable[..., Any]
@@ -35,23 +45,70 @@ class LoadedTool:
     arguments: Arguments
     schema: ToolSchema
 
+    def bind(self, arguments: Mapping[str, JsonValue], idempotency_key: str) -> Callable[[], Any]:
+        """Return the call with its arguments; raises WrongArgumentsError."""
+        given = self.arguments.validate(self.schema.name, arguments)
+        if self.arguments.wants_idempotency_key:
+            given[IDEMPOTENCY_KEY] = idempotency_key
+        return lambda: self.function(**given)
 
-def load_tool(ref: ToolRef) -> LoadedTool:
-    """Import a tool's function and derive its schema; raises BadInputError that says what to do.
 
-    The same function is imported once per process: a changed file needs a restarted worker.
+class FunctionTools:
+    """Loads each function once at a time: whoever needs it meanwhile waits for the same thread.
+
+    Importing one runs its module, which may take long, hang, or raise.
     """
-    return _load(ref.function, ref.tool_name)
+
+    def __init__(self) -> None:
+        self._loading: dict[tuple[str, str], asyncio.Future[Ended]] = {}
+
+    async def describe(self, ref: ToolRef) -> Sequence[ServedTool]:
+        """Return the one tool."""
+        return [ServedTool((await self._load(ref)).schema)]
+
+    async def load(self, ref: ToolRef) -> LoadedTool:
+        """Return the tool; raises BadInputError, or UnavailableError while its import hangs."""
+        tool = await self._load(ref)
+        return LoadedTool(tool.schema.name, tool.is_async, tool.bind)
+
+    async def close(self) -> None:
+        """Nothing is kept that can be given up: a module stays imported."""
+
+    async def _load(self, ref: ToolRef) -> FunctionTool:
+        assert ref.function is not None
+        path, name = ref.function, ref.tool_name
+        loading = self._loading.get((path, name))
+        if loading is None:
+            loading = start_thread(lambda: load_function(path, name), f"load {path}")
+            self._loading[path, name] = loading
+            loading.add_done_callback(lambda _: self._loading.pop((path, name)))
+        done, _ = await asyncio.wait({loading}, timeout=LOAD_TIMEOUT_S)
+        if not done:
+            raise UnavailableError(
+                f"tool {path!r}: importing its module has not ended in {LOAD_TIMEOUT_S:g} s",
+                hint="a module should do nothing when it is imported; restart the tool worker",
+            )
+        ended = loading.result()
+        if ended.error is None:
+            tool: FunctionTool = ended.value
+            return tool
+        if isinstance(ended.error, MusterError):
+            raise ended.error
+        raise broken_import(path, ended.error)
 
 
 @lru_cache(maxsize=MAX_LOADED_TOOLS)
-def _load(path: str, name: str) -> LoadedTool:
+def load_function(path: str, name: str) -> FunctionTool:
+    """Import a function and derive its schema; raises BadInputError that says what to do.
+
+    The same function is imported once per process: a changed file needs a restarted worker.
+    """
     function = _import(path)
     documentation = documentation_of(function)
     arguments = Arguments(path, function, documentation)
     parts = (documentation.short_description, documentation.long_description)
     description = " ".join(" ".join(part for part in parts if part).split())
-    return LoadedTool(
+    return FunctionTool(
         path=path,
         function=function,
         is_async=_is_async(function),

@@ -1,0 +1,38 @@
+"""All tools of one worker: each kind behind the same few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from activities.kind.activity import ActivityTools
+from activities.kind.function import FunctionTools
+from activities.tool import LoadedTool, ServedTool, ToolKind
+from contracts.agent import ToolRef
+
+
+class Toolbox:
+    """Finds the kind of a tool; an asynchronous context, which closes what the kinds keep."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, ToolKind] = {
+            "function": FunctionTools(),
+            "activity": ActivityTools(),
+        }
+
+    async def __aenter__(self) -> Self:
+        """Open nothing yet."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close every kind."""
+        for kind in self._kinds.values():
+            await kind.close()
+
+    async def describe(self, ref: ToolRef) -> Sequence[ServedTool]:
+        """Return what the model is told of a tool, or of the tools of a server."""
+        return await self._kinds[ref.kind].describe(ref)
+
+    async def load(self, ref: ToolRef) -> LoadedTool:
+        """Return a tool ready to be called; raises MusterError."""
+        return await self._kinds[ref.kind].load(ref)

@@ -1,0 +1,69 @@
+"""Tool calls that another worker runs, in any language: what it is handed, and what it returned."""
+
+from __future__ import annotations
+
+from pydantic_core import from_json, to_json
+from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import DefaultPayloadConverter
+from temporalio.worker import (
+    Interceptor,
+    StartActivityInput,
+    WorkflowInboundInterceptor,
+    WorkflowInterceptorClassInput,
+    WorkflowOutboundInterceptor,
+)
+
+from contracts.agent import ToolRef
+from contracts.tool import ToolOutcome
+
+IDEMPOTENCY_HEADER = "idempotency-key"
+"""Temporal header of an activity whose id was chosen, which is the key; as JSON text."""
+
+_ERROR = ToolOutcome.ERROR
+
+
+def remote_answer(tool: ToolRef, payload: Payload) -> tuple[str, ToolOutcome]:
+    """Return what the model reads of an activity's result: text as it is, all else as its JSON."""
+    encoding = payload.metadata.get("encoding", b"").decode(errors="replace")
+    if encoding == "binary/null":
+        content = "null"
+    elif not encoding.startswith("json/"):
+        return f"error: {tool.tool_name} returned {encoding or 'no encoding'}, not JSON", _ERROR
+    else:
+        try:
+            value = from_json(payload.data)
+            content = value if isinstance(value, str) else payload.data.decode()
+        except ValueError as error:
+            return f"error: {tool.tool_name} returned what is no JSON: {error}", _ERROR
+    size = len(to_json(content))
+    if size > tool.max_result_bytes:
+        return (
+            f"error: the result of {tool.tool_name} has {size:,} bytes, the limit is "
+            f"{tool.max_result_bytes:,} bytes",
+            _ERROR,
+        )
+    return content, ToolOutcome.OK
+
+
+class IdempotencyKeys(Interceptor):
+    """Gives each activity that has an id of ours that id as a header, too."""
+
+    def workflow_interceptor_class(
+        self, _: WorkflowInterceptorClassInput
+    ) -> type[WorkflowInboundInterceptor]:
+        """Return what stands between a workflow and Temporal."""
+        return _Inbound
+
+
+class _Inbound(WorkflowInboundInterceptor):
+    def init(self, outbound: WorkflowOutboundInterceptor) -> None:
+        super().init(_Outbound(outbound))
+
+
+class _Outbound(WorkflowOutboundInterceptor):
+    def start_activity(self, call: StartActivityInput) -> workflow.ActivityHandle[object]:
+        if call.activity_id is not None:
+            [key] = DefaultPayloadConverter().to_payloads([call.activity_id])
+            call.headers = {**call.headers, IDEMPOTENCY_HEADER: key}
+        return super().start_activity(call)
