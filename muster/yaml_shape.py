@@ -180,9 +180,9 @@ def _example(item: Any) -> str:
     if get_origin(item) is Annotated:
         item = get_args(item)[0]
     if isinstance(item, type) and issubclass(item, BaseModel):
-        fields = list(item.model_fields)
-        required = [key for key in fields if item.model_fields[key].is_required()]
-        return f"{(required or fields)[0]}: ..."
+        required = [key for key, info in item.model_fields.items() if info.is_required()]
+        own = list(item.__annotations__)
+        return f"{(required or own)[0]}: ..."
     return "name"
 
 
