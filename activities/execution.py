@@ -1,8 +1,9 @@
 """Run a tool so that nothing it does can hurt the worker or outlast its timeout.
 
-Asynchronous tools run as a task of the worker's loop, synchronous ones in a thread of their own
-(`thread`), and so does what makes a result into text, which may call the tool's own serialisers.
-What bounds the threads is the worker's limit on calls, and a limit on threads left behind.
+Users' asynchronous tools run on a loop of their own (`tool_loop`), synchronous ones in a thread of
+their own (`thread`), and so does what makes a result into text, which may call the tool's own
+serialisers. The tools of servers, which are our code, run on the worker's loop. What bounds the
+threads is the worker's limit on calls, and a limit on threads left behind.
 
 Whatever a tool raises comes back as a value; `CancelledError` from a tool must not look like the
 activity's own cancellation.
@@ -19,6 +20,7 @@ from typing import Any
 from activities.result import render
 from activities.thread import Ended, start_thread
 from activities.tool import LoadedTool
+from activities.tool_loop import ToolLoop
 from contracts.error import UnavailableError
 
 MAX_LEFT_BEHIND = 64
@@ -39,6 +41,7 @@ class ToolExecution:
 
     def __init__(self) -> None:
         self._left_behind = 0
+        self._loop = ToolLoop()
 
     async def call(self, tool: LoadedTool, work: Callable[[], Any], timeout_s: float) -> Ended:
         """Do the `work` that `tool.bind` returned; a timeout ends it with ToolTimeoutError.
@@ -55,11 +58,16 @@ class ToolExecution:
 
     async def _work(self, tool: LoadedTool, work: Callable[[], Any]) -> Ended:
         if tool.is_async:
-            return await _await(work)
+            return await self._await(tool, work)
         ended = await self._in_thread(work, tool.name)
         if inspect.isawaitable(ended.value):  # a plain function that wraps an asynchronous one
-            return await _await(lambda: ended.value)
+            return await self._await(tool, lambda: ended.value)
         return ended
+
+    async def _await(self, tool: LoadedTool, start: Callable[[], Awaitable[Any]]) -> Ended:
+        if tool.is_foreign:
+            return await self._loop.run(start, tool.name)
+        return await _await(start)
 
     async def _in_thread(self, work: Callable[[], Any], name: str) -> Ended:
         if self._left_behind >= MAX_LEFT_BEHIND:

@@ -32,12 +32,14 @@ class LoadedTool:
 
     `bind` takes the model's arguments and the idempotency key and returns the call itself, or
     raises WrongArgumentsError. The call returns what `result.render` makes into text, or an
-    awaitable of it; unless `is_async`, it is made in a thread of its own.
+    awaitable of it; unless `is_async`, it is made in a thread of its own. What `is_foreign` is code
+    that others wrote: it is awaited on another loop than the worker's, which it may block.
     """
 
     name: str
     is_async: bool
     bind: Callable[[Mapping[str, JsonValue], str], Callable[[], Any]]
+    is_foreign: bool = False
 
 
 class ToolKind(Protocol):

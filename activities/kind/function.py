@@ -69,7 +69,7 @@ class FunctionTools:
     async def load(self, ref: ToolRef) -> LoadedTool:
         """Return the tool; raises BadInputError, or UnavailableError while its import hangs."""
         tool = await self._load(ref)
-        return LoadedTool(tool.schema.name, tool.is_async, tool.bind)
+        return LoadedTool(tool.schema.name, tool.is_async, tool.bind, is_foreign=True)
 
     async def close(self) -> None:
         """Nothing is kept that can be given up: a module stays imported."""
