@@ -69,8 +69,11 @@ async def simulated_service(
 
 
 @contextmanager
-def embedded_stack(**settings: str) -> Iterator[BenchStack]:
-    """Run `muster up` in a temporary directory; `settings` are MUSTER_… variables, lower case."""
+def embedded_stack(*, only: str = "", **settings: str) -> Iterator[BenchStack]:
+    """Run `muster up` in a temporary directory; `settings` are MUSTER_… variables, lower case.
+
+    `only` names the parts that are started, separated by commas; all by default.
+    """
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as data_dir:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")} | {
             "MUSTER_DATA_DIR": data_dir,
@@ -85,14 +88,14 @@ def embedded_stack(**settings: str) -> Iterator[BenchStack]:
             command = [sys.executable, "-m", "muster", *arguments]
             subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
-        muster("up", "--detach")
+        muster("up", "--detach", *(("--only", only) if only else ()))
         try:
             record = json.loads((Path(data_dir) / "stack.json").read_text())
             yield BenchStack(
                 temporal_address=record["temporal_address"],
                 database_url=record["database_url"],
                 inference_url=record["inference_url"],
-                pids={part["name"]: part["pid"] for part in record["parts"]},
+                pids={part["name"]: part["pid"] for part in record["parts"] if part["pid"]},
             )
         finally:
             muster("down")
