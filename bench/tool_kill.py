@@ -119,10 +119,10 @@ async def measure(address: str, database_url: str, kills: int, seed: int) -> dic
             worker.start()
             jobs = [asyncio.create_task(_jobs_until(client, model, done := asyncio.Event()))]
             jobs += [asyncio.create_task(_jobs_until(client, model, done)) for _ in range(JOBS - 1)]
-            begun = time.monotonic()
+            begun, charges = time.monotonic(), 0
             try:
                 for _ in range(kills):
-                    await _until_held(http, url, jobs)
+                    charges = await _until_charged(http, url, charges, jobs)
                     await asyncio.sleep(chance.uniform(0.0, HOLD_S))
                     worker.kill()
                     worker.start()
@@ -190,10 +190,18 @@ async def _jobs_until(
     return ended
 
 
-async def _until_held(http: httpx.AsyncClient, url: str, jobs: list[asyncio.Task[Any]]) -> None:
-    """Wait until the payment server has charged and not answered yet."""
+async def _until_charged(
+    http: httpx.AsyncClient, url: str, before: int, jobs: list[asyncio.Task[Any]]
+) -> int:
+    """Wait for a charge under a new key, whose answer is held back now; return how many there are.
+
+    Not any charge: a call that is cut off again and again ends, as what kills its workers.
+    """
     async with asyncio.timeout(CHARGED_TIMEOUT_S):
-        while not (await http.get(f"{url}/ledger")).json()["held"]:
+        while True:
+            ledger = (await http.get(f"{url}/ledger")).json()
+            if ledger["charges"] > before and ledger["held"]:
+                return int(ledger["charges"])
             for job in jobs:
                 if job.done():
                     job.result()  # jobs end only when they are told to: it failed

@@ -121,3 +121,10 @@ async def wait_async(gate: str) -> str:
         GATES[gate].cancelled.set()
         raise
     return "never"
+
+
+async def blocks(gate: str) -> str:
+    """Block the loop until the gate opens."""
+    GATES[gate].started.set()
+    assert GATES[gate].go_on.wait(30)
+    return "blocked"

@@ -92,6 +92,24 @@ async def test_wrong_arguments_are_told_to_the_model_whatever_the_policy(
     assert await _outcomes(database) == ["finished"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"amount": "x" * 1_000_000}, "amount: Input should be a valid integer"),
+        ({"amount": ["1"] * 100_000}, "amount: Input should be a valid integer"),
+        ({"amount": 1, **{f"x{n}": n for n in range(50_000)}}, "Extra inputs are not permitted"),
+    ],
+)
+async def test_a_megabyte_of_arguments_is_one_short_error(
+    call: Caller, database: Database, arguments: dict[str, Any], told: str
+) -> None:
+    result = await call(request("pay", arguments, module=GOOD))
+    assert result.outcome is ToolOutcome.ERROR
+    assert told in result.content
+    assert len(result.content) < 5_000
+    assert await _outcomes(database) == ["finished"]
+
+
 async def test_model_cannot_set_the_idempotency_key(call: Caller) -> None:
     result = await call(request("pay", {"amount": 1, "idempotency_key": "mine"}, module=GOOD))
     assert result.outcome is ToolOutcome.ERROR

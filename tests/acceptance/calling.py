@@ -1,0 +1,118 @@
+"""Whole jobs in this process: agent worker, tool worker, a model that a test scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+from activities.toolbox import Toolbox
+from activities.worker import tool_activities
+from contracts.agent import AgentSpec
+from contracts.job import AgentJobInput, AgentJobResult
+from contracts.name import AGENT_WORKFLOW, AGENTS_QUEUE, TOOLS_QUEUE
+from store.database import Database
+from store.schema import tool_ledger
+from tests.inference_service.harness import harness
+from tests.inference_service.serving import serving
+from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+
+Handle = WorkflowHandle[Any, AgentJobResult]
+Reply = dict[str, Any]
+Model = Callable[[int, str], Reply]
+"""The reply to a prompt, by the number of the LLM step."""
+
+
+def asks(*calls: tuple[str, dict[str, Any]]) -> Reply:
+    """Reply with tool calls, as an agent with parallel calls does."""
+    return {"calls": [{"tool": tool, "arguments": arguments} for tool, arguments in calls]}
+
+
+def says(answer: str) -> Reply:
+    """Reply with an answer."""
+    return {"answer": answer}
+
+
+@dataclass(frozen=True)
+class Calling:
+    """Runs jobs of one model."""
+
+    client: Client
+    database: Database
+    model: str
+
+    async def start(self, agent: AgentSpec) -> Handle:
+        """Start a job."""
+        handle: Handle = await self.client.start_workflow(
+            AGENT_WORKFLOW,
+            AgentJobInput(agent=agent, input="Do it.", model=self.model),
+            id=f"job-{uuid4()}",
+            task_queue=AGENTS_QUEUE,
+            result_type=AgentJobResult,
+        )
+        return handle
+
+    async def reset(self, handle: Handle, *, before_task: int) -> Handle:
+        """Reset a job to the end of its n-th finished workflow task, the first is 0."""
+        events = (await handle.fetch_history()).events
+        tasks = [
+            e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes")
+        ]
+        answer = await self.client.workflow_service.reset_workflow_execution(
+            ResetWorkflowExecutionRequest(
+                namespace=self.client.namespace,
+                workflow_execution=WorkflowExecution(workflow_id=handle.id),
+                reason="a test",
+                workflow_task_finish_event_id=tasks[before_task],
+                request_id=str(uuid4()),
+            )
+        )
+        again: Handle = self.client.get_workflow_handle(
+            handle.id, run_id=answer.run_id, result_type=AgentJobResult
+        )
+        return again
+
+    async def ledger(self, job_id: str) -> list[sa.Row[Any]]:
+        """Return the ledger's rows of a job's calls, in order."""
+        table = tool_ledger.c
+        query = sa.select(table.call_id, table.tool, table.outcome, table.result)
+        of_job = query.where(table.job_id == job_id).order_by(table.call_id, table.attempt)
+        return list(await self.database.fetch(of_job, {}))
+
+
+@asynccontextmanager
+async def calling(client: Client, database: Database, model: Model) -> AsyncIterator[Calling]:
+    """Serve a scripted model, tools and agents."""
+    name = f"m-{uuid4().hex[:12]}"
+
+    def respond(request: Any, prompt: str) -> str:
+        number = int(request.request_id.split("#")[0].rpartition("/")[2])
+        return json.dumps(model(number, prompt))
+
+    async with AsyncExitStack() as stack:
+        h = await stack.enter_async_context(harness(database, respond=respond))
+        await stack.enter_async_context(serving(client, h, name))
+        activities = tool_activities(database, Toolbox())
+        await stack.enter_async_context(
+            Worker(client, task_queue=TOOLS_QUEUE, activities=activities)
+        )
+        await stack.enter_async_context(
+            Worker(
+                client,
+                task_queue=AGENTS_QUEUE,
+                workflows=WORKFLOWS,
+                workflow_runner=workflow_runner(),
+                interceptors=INTERCEPTORS,
+                workflow_failure_exception_types=FAILURE_TYPES,
+            )
+        )
+        yield Calling(client, database, name)
