@@ -3,8 +3,9 @@
 1. Claim the call in the tool ledger; a finished call is answered from there.
 2. Load the tool and bind the model's arguments to it, which may not fit.
 3. Run it, bounded in time, with the call's id as idempotency key if it takes one.
-4. Make its result text, bounded in size; or say whose fault its error is (`error_map`). A text
-   over `INLINE_RESULT_BYTES` goes to the store, and only its name and a preview go on.
+4. Make its result text, bounded in size; or say whose fault its error is (`error_map`). Secrets
+   are taken out of either. A text over `INLINE_RESULT_BYTES` goes to the store, and only its name
+   and a preview go on.
 5. Record the outcome, then return it, or raise what Temporal shall retry or fail with.
 
 The ledger counts failures, not Temporal: a worker killed in the middle of a call has cost an
@@ -74,6 +75,7 @@ class CallTool:
         self._ledger = ToolLedger(database)
         self._contexts = ContextStore(database)
         self._toolbox = toolbox
+        self._scrub = toolbox.secrets.scrub
         self._execution = ToolExecution()
 
     @activity.defn(name=CALL_TOOL)
@@ -90,7 +92,7 @@ class CallTool:
                 return claim.result
             return await self._attempt(request, claim)
         except MusterError as error:
-            raise application_error(error) from None
+            raise application_error(error, self._scrub) from None
 
     async def _attempt(self, request: CallToolInput, claim: ToolClaimed) -> CallToolResult:
         started = time.monotonic()
@@ -124,21 +126,27 @@ class CallTool:
             tool = await self._toolbox.load(request.tool)
             work = tool.bind(request.call.arguments, request.call.id)
         except WrongArgumentsError as error:
-            return ToolFailure(FailureKind.MODEL, bounded(str(error)))
-        except MusterError as error:
-            return classify(error)
+            return ToolFailure(FailureKind.MODEL, bounded(self._scrub(str(error))))
+        except Exception as error:
+            return self._failure(name, error)
         timeout_s = request.tool.timeout.total_seconds()
         with output_of(name):
             ended = await self._execution.call(tool, work, timeout_s)
             if ended.error is None:
                 size = request.tool.max_result_bytes
-                ended = await self._execution.render(name, ended.value, size, timeout_s)
+                ended = await self._execution.render(
+                    name, ended.value, size, timeout_s, self._scrub
+                )
         if ended.error is None:
             return await self._answer(ended.value)
-        failure = classify(ended.error)
-        if not isinstance(ended.error, MusterError):
+        return self._failure(name, ended.error)
+
+    def _failure(self, name: str, error: BaseException) -> ToolFailure:
+        """Return whose fault an error is; one that is not of ours goes to the log, with a trace."""
+        failure = classify(error, self._scrub)
+        if not isinstance(error, MusterError):
             level = logging.ERROR if failure.kind is FailureKind.PERMANENT else logging.WARNING
-            _log.log(level, "tool %r failed: %s", name, trace(ended.error))
+            _log.log(level, "tool %r failed: %s", name, trace(error, self._scrub))
         return failure
 
     async def _answer(self, result: Rendered) -> _Answer:

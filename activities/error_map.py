@@ -17,7 +17,7 @@ import errno
 import socket
 import ssl
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -60,6 +60,9 @@ class ToolFailure:
     text: str
     retry_after: timedelta | None = None
 
+
+Scrub = Callable[[str], str]
+"""Takes secrets out of a text. It comes before every cut, or half a secret would stay."""
 
 _TRANSIENT_NAMES = frozenset(
     (
@@ -118,19 +121,19 @@ _TRANSIENT_STATUS = frozenset((408, 425, 429))
 _PERMANENT_STATUS = frozenset((401, 402, 403, 407))
 
 
-def classify(error: BaseException) -> ToolFailure:
+def classify(error: BaseException, scrub: Scrub = str) -> ToolFailure:
     """Return whose fault a tool's exception is, with a text that names its type and message."""
     if isinstance(error, BaseExceptionGroup):
-        return _classify_group(error)
+        return _classify_group(error, scrub)
     if (status := _http_status(error)) is not None:
-        return _classify_http(error, status)
-    return ToolFailure(_kind(error), describe(error))
+        return _classify_http(error, status, scrub)
+    return ToolFailure(_kind(error), describe(error, scrub))
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, scrub: Scrub = str) -> str:
     """Return `Type: message`, bounded, whatever the exception's own `__str__` does."""
     try:
-        message = str(error)
+        message = scrub(str(error))
     except Exception as broken:
         message = f"(its message cannot be made: {type(broken).__name__})"
     if isinstance(error, MusterError):
@@ -138,10 +141,10 @@ def describe(error: BaseException) -> str:
     return bounded(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
-def trace(error: BaseException) -> str:
+def trace(error: BaseException, scrub: Scrub = str) -> str:
     """Return the innermost frames and the message for the log, bounded: either may be endless."""
     frames = "".join(traceback.format_tb(error.__traceback__, limit=-TRACE_FRAMES))
-    return f"{describe(error)}\n{bounded(frames)}"
+    return f"{describe(error, scrub)}\n{bounded(scrub(frames))}"
 
 
 def bounded(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
@@ -151,11 +154,11 @@ def bounded(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
     return text.encode("utf-8", errors="replace").decode()
 
 
-def application_error(error: MusterError) -> ApplicationError:
+def application_error(error: MusterError, scrub: Scrub = str) -> ApplicationError:
     """Return one of our errors as Temporal's failure, with the hint as its detail."""
     return ApplicationError(
-        bounded(error.message),
-        error.hint,
+        bounded(scrub(error.message)),
+        scrub(error.hint),
         type=type(error).__name__,
         non_retryable=not error.retryable,
     )
@@ -193,9 +196,9 @@ def _is_network(error: BaseException) -> bool:
     return bool(names & _TRANSIENT_NAMES) or is_temporary
 
 
-def _classify_group(group: BaseExceptionGroup[BaseException]) -> ToolFailure:
+def _classify_group(group: BaseExceptionGroup[BaseException], scrub: Scrub) -> ToolFailure:
     """Return the worst of a group's failures: a bug, else a transient error, else the model's."""
-    members = [classify(member) for member in group.exceptions]
+    members = [classify(member, scrub) for member in group.exceptions]
     order = (FailureKind.PERMANENT, FailureKind.TRANSIENT, FailureKind.MODEL)
     kind = min((member.kind for member in members), key=order.index)
     delays = [member.retry_after for member in members if member.retry_after is not None]
@@ -219,9 +222,9 @@ def _http_status(error: BaseException) -> int | None:
     return None
 
 
-def _classify_http(error: BaseException, status: int) -> ToolFailure:
-    text = describe(error)
-    if body := _body(error):
+def _classify_http(error: BaseException, status: int, scrub: Scrub) -> ToolFailure:
+    text = describe(error, scrub)
+    if body := _body(error, scrub):
         text = bounded(f"{text}: {body}")
     if status not in _TRANSIENT_STATUS and status < 500:
         own_fault = status in _PERMANENT_STATUS or status < 400
@@ -234,12 +237,14 @@ def _classify_http(error: BaseException, status: int) -> ToolFailure:
     return ToolFailure(FailureKind.TRANSIENT, text, delay)
 
 
-def _body(error: BaseException) -> str:
+def _body(error: BaseException, scrub: Scrub) -> str:
     try:
         text = getattr(getattr(error, "response", None), "text", "")
     except Exception:  # a streamed body that nobody has read
         return ""
-    return bounded(" ".join(text.split()), MAX_BODY_CHARS) if isinstance(text, str) else ""
+    if not isinstance(text, str):
+        return ""
+    return bounded(" ".join(scrub(text).split()), MAX_BODY_CHARS)
 
 
 def _retry_after(error: BaseException) -> timedelta | None:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from activities.error_map import Scrub
 from activities.result import render
 from activities.thread import Ended, start_thread
 from activities.tool import LoadedTool
@@ -51,9 +52,11 @@ class ToolExecution:
         """
         return await _bounded(self._work(tool, work), tool.name, timeout_s)
 
-    async def render(self, name: str, value: Any, max_bytes: int, timeout_s: float) -> Ended:
+    async def render(
+        self, name: str, value: Any, max_bytes: int, timeout_s: float, scrub: Scrub = str
+    ) -> Ended:
         """Make what the tool `name` returned into text, as `result.render` does, within a time."""
-        work = self._in_thread(lambda: render(name, value, max_bytes), name)
+        work = self._in_thread(lambda: render(name, value, max_bytes, scrub), name)
         return await _bounded(work, name, timeout_s)
 
     async def _work(self, tool: LoadedTool, work: Callable[[], Any]) -> Ended:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 from pydantic_core import to_json
 from temporalio import activity
 
-from activities.error_map import application_error
+from activities.error_map import application_error, describe, trace
 from activities.tool import ServedTool
 from activities.toolbox import Toolbox
 from contracts.agent import (
@@ -30,6 +32,8 @@ from contracts.name import OPEN_JOB, TASK
 from store.context import ContextStore
 from store.database import Database
 
+_log = logging.getLogger(__name__)
+
 
 class OpenJob:
     """Stores a job's opening conversation and toolset; idempotent: both are named by content."""
@@ -37,6 +41,7 @@ class OpenJob:
     def __init__(self, database: Database, toolbox: Toolbox) -> None:
         self._contexts = ContextStore(database)
         self._toolbox = toolbox
+        self._scrub = toolbox.secrets.scrub
 
     @activity.defn(name=OPEN_JOB)
     async def open_job(self, job: OpenJobInput) -> OpenJobResult:
@@ -51,7 +56,11 @@ class OpenJob:
                 job.job_id, [*opening, *agent.examples], _toolset(agent, schemas)
             )
         except MusterError as error:
-            raise application_error(error) from None
+            raise application_error(error, self._scrub) from None
+        except Exception as error:  # a bug in a kind, or in what it is built on
+            _log.error("opening job %r failed: %s", job.job_id, trace(error, self._scrub))
+            message = f"the job cannot open: {describe(error, self._scrub)}"
+            raise application_error(BadInputError(message)) from None
         return OpenJobResult(
             context=ContextRef(head=head), toolset=toolset, tools=tuple(tools.pinned)
         )
@@ -60,7 +69,7 @@ class OpenJob:
         """Return what the model is told of the agent's tools; its servers are asked now."""
         found = _Tools()
         for place, ref in enumerate(agent.tools):
-            served = await self._toolbox.describe(ref)
+            served = [self._scrubbed(each) for each in await self._toolbox.describe(ref)]
             if not ref.is_server:
                 found.schemas.append(served[0].schema)
                 continue
@@ -71,6 +80,13 @@ class OpenJob:
                 found.schemas.append(each.schema.model_copy(update={"name": name}))
                 found.pinned.append(PinnedTool(name=name, server=place, remote=each.remote))
         return found
+
+    def _scrubbed(self, tool: ServedTool) -> ServedTool:
+        """Return what a server says of a tool without the secrets that it was asked with."""
+        told = tool.schema.model_dump_json()
+        if (clean := self._scrub(told)) == told:
+            return tool
+        return replace(tool, schema=ToolSchema.model_validate_json(clean))
 
 
 @dataclass(slots=True)

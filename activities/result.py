@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
+from activities.error_map import Scrub
 from contracts.error import LimitExceededError, MusterError
 
 MAX_MEASURED_BYTES = 2_000_000
@@ -44,17 +45,18 @@ class Rendered:
         return f"{head}…\n[{note}]"
 
 
-def render(tool: str, value: Any, max_bytes: int) -> Rendered:
+def render(tool: str, value: Any, max_bytes: int, scrub: Scrub = str) -> Rendered:
     """Return a tool's result as text: a `str` as it is, bytes as UTF-8, all else as compact JSON.
 
-    Size is counted as the text takes it in a JSON payload, so `max_bytes` bounds that too. Raises
-    ToolResultError or LimitExceededError, which name the tool.
+    What `scrub` takes out of it is gone before anything else sees it. Size is counted as the text
+    takes it in a JSON payload, so `max_bytes` bounds that too. Raises ToolResultError or
+    LimitExceededError, which name the tool.
     """
     enough = max(MAX_MEASURED_BYTES, max_bytes)
     at_least = 0 if isinstance(value, (str, bytes)) else _size_at_least(tool, value, enough)
     if at_least > enough:
         raise _too_large(f"the result of tool {tool!r} (measured in part)", at_least, max_bytes)
-    text = _text(tool, value)
+    text = scrub(_text(tool, value))
     try:
         size = len(to_json(text)) - len('""')
     except PydanticSerializationError as error:

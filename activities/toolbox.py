@@ -7,14 +7,19 @@ from typing import Self
 
 from activities.kind.activity import ActivityTools
 from activities.kind.function import FunctionTools
+from activities.secret import Secrets
 from activities.tool import LoadedTool, ServedTool, ToolKind
 from contracts.agent import ToolRef
 
 
 class Toolbox:
-    """Finds the kind of a tool; an asynchronous context, which closes what the kinds keep."""
+    """Finds the kind of a tool; an asynchronous context, which closes what the kinds keep.
+
+    `secrets` are those that its kinds have read: what leaves the worker is scrubbed by them.
+    """
 
     def __init__(self) -> None:
+        self.secrets = Secrets()
         self._kinds: dict[str, ToolKind] = {
             "function": FunctionTools(),
             "activity": ActivityTools(),

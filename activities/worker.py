@@ -14,6 +14,6 @@ from store.database import Database
 def tool_activities(database: Database, toolbox: Toolbox) -> list[Callable[..., Any]]:
     """Return the activities of the `tools` task queue.
 
-    The process that runs them should wrap its life in `activities.output.bounded_output()`.
+    The process that runs them should wrap its life in `activities.output.guarded_output()`.
     """
     return [OpenJob(database, toolbox).open_job, CallTool(database, toolbox).call_tool]

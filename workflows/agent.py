@@ -48,30 +48,21 @@ with workflow.unsafe.imports_passed_through():
         StopReason,
     )
     from contracts.limit import MAX_APPEND_BYTES
-    from contracts.llm_step import (
-        Hints,
-        LLMStepInput,
-        LLMStepResult,
-        Outcome,
-        OutputForm,
-        SessionHint,
-        SessionState,
-    )
+    from contracts.llm_step import OutputForm, SessionState
     from contracts.message import Message, Role, ToolCall
     from contracts.name import (
         AGENT_WORKFLOW,
-        LLM_STEP,
         MESSAGE_UPDATE,
         OPEN_JOB,
         PROGRESS_QUERY,
         SEARCH_STATE,
-        SESSION_HINT,
     )
     from workflows import failure, limit, option, text, turn
     from workflows.calling import Caller
     from workflows.failure import LimitReachedError, OutOfTimeError
     from workflows.offer import held_back_by, offer
     from workflows.state import AgentRunInput, JobState
+    from workflows.stepping import Stepper
 
 MAX_HISTORY_EVENTS = 10_000
 MAX_HISTORY_BYTES = 20_000_000
@@ -110,6 +101,7 @@ class AgentWorkflow:
                 deadline=info.workflow_start_time + job.agent.limits.max_wall_time,
             )
         )
+        self._stepper = Stepper(job, self._state, time_left=self._time_left)
         self._caller = Caller(
             job, self._state, time_left=self._time_left, is_rolling_over=self._is_rolling_over
         )
@@ -223,57 +215,8 @@ class AgentWorkflow:
 
     async def _llm_step(self, form: OutputForm, sampling: Sampling) -> Message:
         """Make one LLM step and return the assistant message it committed."""
-        state, number = self._state, self._state.next_step
-        step = LLMStepInput(
-            step_id=state.take_step_id(workflow.info().workflow_id),
-            job_id=workflow.info().workflow_id,
-            model=self._job.model,
-            base=state.context,
-            append=tuple(state.pending),
-            toolset=state.toolset,
-            output=form,
-            sampling=sampling,
-            hints=Hints(
-                priority=self._job.priority,
-                attained_s=state.attained_s,
-                tenant=self._job.tenant,
-                deadline=self._job.deadline,
-            ),
-        )
-        self._say(f"waiting for LLM step {number}")
-        options = option.llm_step_options(
-            self._job, self._time_left(), is_first=state.llm_steps == 0
-        )
-        try:
-            result = await workflow.execute_activity(
-                LLM_STEP,
-                step,
-                result_type=LLMStepResult,
-                summary=text.step_summary(number, form),
-                **options,
-            )
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise
-            self._time_left()
-            if failure.ran_out_of_time(error):
-                raise OutOfTimeError from error
-            state.is_out = False
-            raise failure.step_failure(step.step_id, error) from error
-        return self._accept(step.step_id, result)
-
-    def _accept(self, step_id: str, result: LLMStepResult) -> Message:
-        """Account for a step that returned, and move on to the conversation it committed."""
-        self._state.count_step(result)
-        self._state.is_out = result.message is not None and bool(result.message.tool_calls)
-        if workflow.cancellation_reason() is not None:
-            raise asyncio.CancelledError
-        if result.outcome is not Outcome.FINISHED:
-            raise failure.protocol_failure(step_id, f"outcome {result.outcome} without being asked")
-        if result.message is None or result.context is None:
-            raise failure.protocol_failure(step_id, "no message, though it has finished")
-        self._state.advance(result.context)
-        return result.message
+        self._say(f"waiting for LLM step {self._state.next_step}")
+        return await self._stepper.make(form, sampling)
 
     def _plan_calls(self, calls: Sequence[ToolCall], form: OutputForm) -> None:
         """Open the calls of a message; raises `LimitReachedError` if a limit forbids them."""
@@ -342,19 +285,9 @@ class AgentWorkflow:
         )
 
     async def _hint_end(self) -> None:
-        """Tell the inference service that the job ends, unless it knows; it may not be there."""
-        if not self._state.is_out or not workflow.patched(_HINTS):
-            return
-        hint = SessionHint(job_id=workflow.info().workflow_id, state=SessionState.ENDED)
-        try:
-            await workflow.execute_activity(
-                SESSION_HINT,
-                hint,
-                summary=text.summary("tell the inference service that the job has ended"),
-                **option.session_hint_options(self._job),
-            )
-        except (ActivityError, asyncio.CancelledError):
-            workflow.logger.info("the inference service was not told of the job's end")
+        """Tell the inference service that the job ends, unless it knows."""
+        if self._state.is_out and workflow.patched(_HINTS):
+            await self._stepper.hint(SessionState.ENDED)
 
     def _time_left(self) -> timedelta:
         """Return the wall time that is left, above zero; raises `OutOfTimeError` if none is."""

@@ -29,6 +29,7 @@ PASSTHROUGH = (
     "workflows.option",
     "workflows.remote",
     "workflows.state",
+    "workflows.stepping",
     "workflows.text",
     "workflows.calling",
     "workflows.turn",

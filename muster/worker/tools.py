@@ -6,7 +6,7 @@ import sys
 
 from temporalio.worker import Worker
 
-from activities.output import bounded_output
+from activities.output import guarded_output
 from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.error import BadInputError
@@ -37,7 +37,7 @@ async def main(settings: Settings) -> None:
                 max_concurrent_activities=settings.max_tool_calls,
                 graceful_shutdown_timeout=settings.drain_timeout,
             )
-            with bounded_output():
+            with guarded_output(toolbox.secrets.scrub):
                 await run_until(stop, worker)
     finally:
         await database.close()

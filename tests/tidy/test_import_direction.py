@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-WITH_TEMPORAL = {"agent", "calling", "failure", "option", "remote", "worker"}
+WITH_TEMPORAL = {"agent", "calling", "failure", "option", "remote", "stepping", "worker"}
 """Modules of `workflows` that use Temporal's SDK."""
 
 
