@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
@@ -56,10 +57,6 @@ class OpenJob:
             )
         except MusterError as error:
             raise application_error(error, self._scrub) from None
-        except Exception as error:  # a bug in a kind, or in what it is built on
-            _log.error("opening job %r failed: %s", job.job_id, trace(error, self._scrub))
-            message = f"the job cannot open: {describe(error, self._scrub)}"
-            raise application_error(BadInputError(message)) from None
         return OpenJobResult(
             context=ContextRef(head=head), toolset=toolset, tools=tuple(tools.pinned)
         )
@@ -68,7 +65,7 @@ class OpenJob:
         """Return what the model is told of the agent's tools; its servers are asked now."""
         found = _Tools()
         for place, ref in enumerate(agent.tools):
-            served = [self._scrubbed(each) for each in await self._toolbox.describe(ref)]
+            served = await self._describe(ref)
             if not ref.is_server:
                 found.schemas.append(served[0].schema)
                 continue
@@ -80,12 +77,23 @@ class OpenJob:
                 found.pinned.append(PinnedTool(name=name, server=place, remote=each.remote))
         return found
 
+    async def _describe(self, ref: ToolRef) -> list[ServedTool]:
+        """Return what a source says of its tools, without the secrets that it was asked with."""
+        try:
+            served = await self._toolbox.describe(ref)
+        except MusterError:
+            raise
+        except Exception as error:  # a bug in a kind, or in what it is built on
+            _log.error("%s %r failed: %s", ref.kind, ref.shown, trace(error, self._scrub))
+            raise BadInputError(f"{ref.kind} {ref.shown!r}: {describe(error)}") from None
+        return [self._scrubbed(each) for each in served]
+
     def _scrubbed(self, tool: ServedTool) -> ServedTool:
-        """Return what a server says of a tool without the secrets that it was asked with."""
-        told = tool.schema.model_dump_json()
+        told = tool.schema.model_dump_json(exclude={"name"})
         if (clean := self._scrub(told)) == told:
             return tool
-        return replace(tool, schema=ToolSchema.model_validate_json(clean))
+        schema = ToolSchema.model_validate({"name": tool.schema.name, **json.loads(clean)})
+        return replace(tool, schema=schema)
 
 
 @dataclass(slots=True)
