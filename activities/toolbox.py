@@ -10,6 +10,7 @@ from activities.kind.function import FunctionTools
 from activities.secret import Secrets
 from activities.tool import LoadedTool, ServedTool, ToolKind
 from contracts.agent import ToolRef
+from contracts.error import BadInputError
 
 
 class Toolbox:
@@ -36,8 +37,17 @@ class Toolbox:
 
     async def describe(self, ref: ToolRef) -> Sequence[ServedTool]:
         """Return what the model is told of a tool, or of the tools of a server."""
-        return await self._kinds[ref.kind].describe(ref)
+        return await self._kind(ref).describe(ref)
 
     async def load(self, ref: ToolRef) -> LoadedTool:
         """Return a tool ready to be called; raises MusterError."""
-        return await self._kinds[ref.kind].load(ref)
+        return await self._kind(ref).load(ref)
+
+    def _kind(self, ref: ToolRef) -> ToolKind:
+        kind = self._kinds.get(ref.kind)
+        if kind is None:
+            raise BadInputError(
+                f"tool {ref.shown!r}: this version has no tools of kind {ref.kind!r}",
+                hint=f"the kinds are {', '.join(self._kinds)}",
+            )
+        return kind

@@ -23,7 +23,7 @@ TALKER = AgentSpec(
 )
 
 ENDLESS = TALKER.model_copy(update={"sampling": Sampling(max_tokens=1500)})
-"""Still talking when a command of the shell has started and reached it, on a fast machine too."""
+"""Still talking when it is cancelled, on a fast machine too."""
 
 
 async def test_cancelling_a_job_frees_the_engine(real_stage: Stage) -> None:
@@ -31,9 +31,10 @@ async def test_cancelling_a_job_frees_the_engine(real_stage: Stage) -> None:
     base = await stage.stats()
     job_id = await stage.jobs.start(ENDLESS, "Tell me about the sea.", model=stage.model)
     await until(lambda: _is_generating(stage), timeout_s=60)
-    done = await asyncio.to_thread(stage.muster.run, "cancel", job_id, "--wait", "--json")
+    await stage.jobs.cancel(job_id)
     await until(lambda: _is_idle(stage), timeout_s=60)
     assert (await stage.stats())["kv_cache_usage"] == base["kv_cache_usage"]
+    done = await asyncio.to_thread(stage.muster.run, "cancel", job_id, "--wait", "--json")
     assert (await stage.jobs.report(job_id)).status is JobStatus.CANCELLED, done.stdout
     shown = await asyncio.to_thread(stage.muster.run, "show", job_id, "--json")
     assert json.loads(shown.stdout)["status"] == "cancelled"

@@ -10,7 +10,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities import execution
-from activities.output import MAX_PRINTED_CHARS, bounded_output
+from activities.output import MAX_PRINTED_CHARS, guarded_output
 from contracts.agent import OnFailure
 from contracts.tool import ToolOutcome
 from tests.activities.conftest import Caller, request
@@ -120,7 +120,7 @@ async def test_tool_that_prints_megabytes_loses_what_is_over_its_bound(
 ) -> None:
     printed = io.StringIO()
     monkeypatch.setattr("sys.stdout", printed)
-    with bounded_output():
+    with guarded_output():
         assert (await call(request("prints", {"n": 10_000_000}))).content == "printed"
         print("the worker itself is not bounded")  # noqa: T201
     text = printed.getvalue()
