@@ -138,6 +138,7 @@ async def test_a_running_job_is_readable_line_by_line(viewer: Viewer) -> None:
         "reserve(product='apple-17', kilograms=2.5)",
         "LLM step 3: answer",
     )
+    await viewer.page.get_by_text("reserve(product").first.scroll_into_view_if_needed()
     await viewer.take_picture("job-timeline")
     await viewer.tab("User Metadata")
     await viewer.sees_in_frame(0, "clerk: Two kilos of green apples, please.")
