@@ -33,7 +33,7 @@ from muster.stack.state import (
     running_stack,
 )
 from muster.stack.temporal import temporal_program
-from muster.stack.worker import QUEUES, check_inference, inference_stats, poller_pids
+from muster.stack.worker import QUEUES, check_inference, inference_stats, poller_pids, waiting_tasks
 from store.database import Database
 
 MIN_FREE_BYTES = 1024**3
@@ -215,7 +215,8 @@ def _pollers(role: str) -> Check:
         own = {part.pid for part in record.parts if part.name == role} if record else set()
         if not pollers or (own - {None} and not own & set(pollers)):
             raise _FaultError(f"nobody polls task queue {queue!r}", hint=f"see {role}.log")
-        return ", ".join(pollers.values())
+        waiting = await waiting_tasks(client, queue, kind)
+        return f"{', '.join(pollers.values())}; {waiting:,} tasks wait on {queue!r}"
 
     return check
 

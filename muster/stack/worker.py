@@ -12,7 +12,10 @@ from pathlib import Path
 import httpx
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeTaskQueueResponse,
+)
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -116,15 +119,7 @@ async def poller_pids(
     client: Client, queue: str, kind: TaskQueueType.ValueType
 ) -> Mapping[int, str]:
     """Return the identity, by process id, of each of our processes that polls a task queue."""
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
-    )
-    try:
-        found = await client.workflow_service.describe_task_queue(
-            request, timeout=timedelta(seconds=CHECK_TIMEOUT_S)
-        )
-    except RPCError as error:
-        raise UnavailableError(f"Temporal cannot describe {queue!r}: {error.message}") from error
+    found = await _describe(client, queue, kind)
     pids: dict[int, str] = {}
     for poller in found.pollers:
         _, _, process = poller.identity.rpartition("/")
@@ -132,6 +127,28 @@ async def poller_pids(
         if pid.isdigit():
             pids[int(pid)] = poller.identity
     return pids
+
+
+async def waiting_tasks(client: Client, queue: str, kind: TaskQueueType.ValueType) -> int:
+    """Return about how many tasks wait on a task queue because no worker has room for them."""
+    return (await _describe(client, queue, kind)).stats.approximate_backlog_count
+
+
+async def _describe(
+    client: Client, queue: str, kind: TaskQueueType.ValueType
+) -> DescribeTaskQueueResponse:
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace,
+        task_queue=TaskQueue(name=queue),
+        task_queue_type=kind,
+        report_stats=True,
+    )
+    try:
+        return await client.workflow_service.describe_task_queue(
+            request, timeout=timedelta(seconds=CHECK_TIMEOUT_S)
+        )
+    except RPCError as error:
+        raise UnavailableError(f"Temporal cannot describe {queue!r}: {error.message}") from error
 
 
 def worker_command(name: str, settings: Settings) -> Command:

@@ -90,7 +90,9 @@ class Calling:
 
 
 @asynccontextmanager
-async def calling(client: Client, database: Database, model: Model) -> AsyncIterator[Calling]:
+async def calling(
+    client: Client, database: Database, model: Model, *, max_tool_calls: int = 64
+) -> AsyncIterator[Calling]:
     """Serve a scripted model, tools and agents."""
     name = f"m-{uuid4().hex[:12]}"
 
@@ -103,7 +105,12 @@ async def calling(client: Client, database: Database, model: Model) -> AsyncIter
         await stack.enter_async_context(serving(client, h, name))
         activities = tool_activities(database, Toolbox())
         await stack.enter_async_context(
-            Worker(client, task_queue=TOOLS_QUEUE, activities=activities)
+            Worker(
+                client,
+                task_queue=TOOLS_QUEUE,
+                activities=activities,
+                max_concurrent_activities=max_tool_calls,
+            )
         )
         await stack.enter_async_context(
             Worker(
