@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,23 @@ from uuid import uuid4
 import psutil
 import uvloop
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowHistory,
+    WorkflowQueryFailedError,
+)
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from bench.stack import BenchStack, embedded_stack
 from bench.whole_conversation import WholeConversation, WholeInput, call_model, read_page
 from contracts.agent import AgentSpec, Limits, ToolRef
 from contracts.error import UnavailableError
-from contracts.job import StopReason
-from contracts.name import LLM_STEP
+from contracts.job import JobProgress, StopReason
+from contracts.name import LLM_STEP, PROGRESS_QUERY
 from muster import exit as way_out
 from muster.connection import connect_to
 from muster.job import Jobs
@@ -52,9 +61,21 @@ WINDOW = 2
 MIN_TURNS = 50
 """With fewer, the window around the 10th of a hundred holds the opening."""
 
+AT = (100, 1_000)
+"""Turns at which resident memory is told."""
+
 GIVE_UP = timedelta(minutes=10)
 STUCK = timedelta(seconds=30)
 """A workflow task that fails and is retried for this long is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Resident memory of the agent worker and the service after so many turns, in MB."""
+
+    turn: int
+    agents_mb: float
+    service_mb: float
 
 
 def opening_text(context_tokens: int) -> str:
@@ -111,12 +132,12 @@ async def measure(stack: BenchStack, given: argparse.Namespace) -> dict[str, Any
 async def _muster(
     client: Client, stack: BenchStack, service: psutil.Process, text: str, calls: int
 ) -> dict[str, Any]:
-    jobs, sizes = Jobs(client), {"agents": [stack.rss_mb("agents")], "service": [_rss_mb(service)]}
+    jobs, held = Jobs(client), [Held(0, stack.rss_mb("agents"), _rss_mb(service))]
     agent = AgentSpec(
         name="reader",
         instructions="Read page after page, then answer.",
         tools=(ToolRef(function="page:page"),),
-        limits=Limits(max_turns=min(calls + 1, 1_000), max_tokens=10**12, max_tool_calls=10_000),
+        limits=Limits(max_turns=min(calls + 2, 10_000), max_tokens=10**12, max_tool_calls=10_000),
     )
     begun = time.monotonic()
     job_id = await jobs.start(agent, text, model=MODEL)
@@ -124,14 +145,14 @@ async def _muster(
     ended = asyncio.create_task(job.result())
     while not ended.done():
         await asyncio.wait({ended}, timeout=1.0)
-        sizes["agents"].append(stack.rss_mb("agents"))
-        sizes["service"].append(_rss_mb(service))
+        turns_done = await _turns_of(job) or held[-1].turn
+        held.append(Held(turns_done, stack.rss_mb("agents"), _rss_mb(service)))
     try:
         completed = ended.result()["stop_reason"] == StopReason.ANSWERED
         failure = None if completed else str(ended.result()["stop_reason"])
     except WorkflowFailureError as error:
         completed, failure = False, str(error.cause)
-    runs = await _runs(client, job_id)
+    runs = [list(history.events) for history in await histories(client, job_id)]
     turns = [size for run in runs for size in turn_bytes(run)]
     return {
         "completed": completed,
@@ -142,7 +163,8 @@ async def _muster(
         "history_mb": sum(event.ByteSize() for run in runs for event in run) / 1e6,
         "turns": len(turns),
         **at_10_and_90(turns),
-        **{f"{name}_rss_mb": _growth(rss) for name, rss in sizes.items()},
+        "agents_rss_mb": growth([(each.turn, each.agents_mb) for each in held]),
+        "service_rss_mb": growth([(each.turn, each.service_mb) for each in held]),
     }
 
 
@@ -150,25 +172,42 @@ def _rss_mb(process: psutil.Process) -> float:
     return process.memory_info().rss / 1e6
 
 
-def _growth(rss_mb: list[float]) -> dict[str, float]:
-    """Return resident memory before, at half of the time, at the end, and at its peak."""
+async def _turns_of(job: WorkflowHandle[Any, Any]) -> int:
+    """Return the turns that a job has taken; 0 if it does not say."""
+    try:
+        progress: JobProgress = await job.query(
+            PROGRESS_QUERY, result_type=JobProgress, rpc_timeout=timedelta(seconds=2)
+        )
+    except (RPCError, WorkflowQueryFailedError):
+        return 0
+    return progress.turns
+
+
+def growth(held: list[tuple[int, float]]) -> dict[str, float]:
+    """Return resident memory before, by the `AT` turns, at the end and at its peak, in MB.
+
+    `held` has turns and memory, in the order of time.
+    """
+    last = held[-1][0]
+    marks = {f"turn_{turn}": turn for turn in AT if turn <= last}
     return {
-        "before": rss_mb[0],
-        "half": rss_mb[len(rss_mb) // 2],
-        "after": rss_mb[-1],
-        "peak": max(rss_mb),
+        "before": held[0][1],
+        **{name: next(mb for turn, mb in held if turn >= at) for name, at in marks.items()},
+        "half": held[len(held) // 2][1],
+        "after": held[-1][1],
+        "peak": max(mb for _, mb in held),
     }
 
 
-async def _runs(client: Client, job_id: str) -> list[list[HistoryEvent]]:
+async def histories(client: Client, job_id: str) -> list[WorkflowHistory]:
     """Return the histories of all runs of a workflow, oldest first."""
-    run_id = (await client.get_workflow_handle(job_id).describe()).raw_description
-    next_run: str = run_id.workflow_execution_info.first_run_id
-    runs: list[list[HistoryEvent]] = []
+    described = (await client.get_workflow_handle(job_id).describe()).raw_description
+    next_run: str = described.workflow_execution_info.first_run_id
+    runs: list[WorkflowHistory] = []
     while next_run:
         handle = client.get_workflow_handle(job_id, run_id=next_run)
-        runs.append([event async for event in handle.fetch_history_events()])
-        last = runs[-1][-1].workflow_execution_continued_as_new_event_attributes
+        runs.append(await handle.fetch_history())
+        last = runs[-1].events[-1].workflow_execution_continued_as_new_event_attributes
         next_run = last.new_execution_run_id
     return runs
 
@@ -223,8 +262,8 @@ async def _whole(client: Client, given: WholeInput) -> dict[str, Any]:
             if time.monotonic() > min(until, moved + STUCK.total_seconds()):
                 await job.terminate("it makes no progress")
                 break
-        (events,) = await _runs(client, job.id)
-    return _whole_figures(events, given.calls)
+        (history,) = await histories(client, job.id)
+    return _whole_figures(list(history.events), given.calls)
 
 
 def _whole_figures(events: list[HistoryEvent], calls: int) -> dict[str, Any]:
@@ -263,8 +302,8 @@ def _print(figures: dict[str, Any]) -> None:
     row("ratio", "bytes_per_turn_ratio", "{:.3f}")
     for name in ("agents", "service"):
         rss = figures[f"{name}_rss_mb"]
-        told = " → ".join(f"{rss[key]:.0f}" for key in ("before", "half", "after"))
-        print(f"resident memory of {name:<14} {told} MB, at most {rss['peak']:.0f}")
+        told = ", ".join(f"{key.replace('_', ' ')} {mb:.0f}" for key, mb in rss.items())
+        print(f"resident memory of {name}, MB: {told}")
     if whole.get("ended_by"):
         print(f"the whole conversation was ended by: {whole['ended_by']}")
 

@@ -100,6 +100,7 @@ def reader(calls: int = 1) -> AgentSpec:
 async def test_the_model_reads_large_results_that_history_does_not_hold(
     temporal_client: Client, database: Database, size: int, calls: int
 ) -> None:
+    """Case J2: stored by reference."""
     handle = await run(temporal_client, database, reader(calls), reading(size, calls))
     assert (await handle.result()).answer == f"{size * calls:,} characters"
     history = await handle.fetch_history()

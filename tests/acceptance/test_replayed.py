@@ -1,4 +1,4 @@
-"""J10: a job that is replayed at every task is counted, traced and logged once."""
+"""Case J10: a job that is replayed at every task is counted, traced and logged once."""
 
 from __future__ import annotations
 

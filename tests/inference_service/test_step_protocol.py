@@ -200,6 +200,7 @@ async def test_a_step_larger_than_the_engine_is_refused_with_both_sizes(
 
 
 async def test_a_result_that_comes_after_a_new_owner_is_dropped(database: Database) -> None:
+    """Case G6: it is fenced by the claim's epoch, and its tokens count as waste."""
     async with harness(database, config=SLOW, respond=lambda *_: "word " * 8) as h:
         generation, _ = await h.attach(step_input())
         await until(lambda: generation.phase is StepPhase.DECODE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,29 @@ from temporalio.workflow import NondeterminismError
 
 from contracts.job import StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult
+from contracts.message import Role
 from tests.workflows.changed import ChangedAgentWorkflow
-from tests.workflows.peer import STEP_USAGE, Gate, Reply, Tool, calls, refuses, returns, says
-from tests.workflows.stage import Stage, agent, progress, replay, tool, within
+from tests.workflows.peer import (
+    STEP_USAGE,
+    Gate,
+    Reply,
+    Tool,
+    calls,
+    raises,
+    refuses,
+    returns,
+    says,
+)
+from tests.workflows.stage import (
+    DEADLINE_S,
+    JobHandle,
+    Stage,
+    agent,
+    progress,
+    replay,
+    tool,
+    within,
+)
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 SEARCH = calls(("search", {}))
@@ -46,6 +67,44 @@ async def test_job_goes_on_when_its_worker_is_replaced_during_an_llm_step(stage:
     result = await within(handle.result())
     assert (result.answer, result.turns, result.tool_calls) == ("Done.", 4, 3)
     assert len(script.steps) == len({step.step_id for step in script.steps}) == 4
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(returns("3 left"), "3 left"), (raises("the shelf fell"), "error: ")],
+    ids=["made", "failed for good"],
+)
+async def test_calls_of_a_message_whose_worker_crashed_are_answered_by_the_next_worker(
+    stage: Stage, made: Tool, told: str
+) -> None:
+    """Case J6: history ends with the message; no worker has seen it yet."""
+    gate = Gate()
+    two = calls(("search", {"n": 1}), ("search", {"n": 2}))
+    handle, script = await stage.start(
+        SPEC, gate.step(two), says("Done."), tools={**SHOP, "search": made}
+    )
+    await within(gate.reached.wait())
+    await stage.stop_agent_worker()
+    gate.opened.set()
+    async with asyncio.timeout(DEADLINE_S):
+        while not await _has_the_message(handle):
+            pass  # each look is a call to the server
+    assert script.tool_calls == []
+    await stage.start_agent_worker()
+    result = await within(handle.result())
+    assert (result.answer, result.llm_steps, result.tool_calls) == ("Done.", 2, 2)
+    append = script.steps[1].append
+    asked = [f"{script.steps[0].step_id}/{place}" for place in range(2)]
+    assert [message.tool_call_id for message in append] == asked, "each call has one answer"
+    assert all(message.role is Role.TOOL for message in append)
+    assert all(message.content.startswith(told) for message in append)
+
+
+async def _has_the_message(handle: JobHandle) -> bool:
+    """Tell whether the first LLM step's result is the last thing that history knows."""
+    events = (await handle.fetch_history()).events
+    done = [e for e in events if e.HasField("activity_task_completed_event_attributes")]
+    return len(done) == 2
 
 
 async def test_job_goes_on_when_its_worker_is_replaced_between_tool_calls(stage: Stage) -> None:
@@ -107,6 +166,7 @@ async def test_reset_job_takes_a_branch_of_its_own(stage: Stage) -> None:
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 async def test_saved_history_replays(path: Path) -> None:
+    """Case J8: each kind of job, recorded by the version that had it first."""
     await replay(saved(path))
 
 

@@ -214,7 +214,7 @@ async def test_message_to_a_job_that_gives_its_last_answer_is_refused(stage: Sta
 async def test_messages_sent_while_a_job_rolls_over_arrive_once_and_in_order(
     rolling_stage: Stage,
 ) -> None:
-    """J11: three senders, each waiting for its receipts, across several roll-overs."""
+    """Case J11: three senders, each waiting for its receipts, across several roll-overs."""
     stop = asyncio.Event()
     enough = asyncio.Event()
 

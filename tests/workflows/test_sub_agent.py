@@ -72,9 +72,10 @@ async def test_sub_agents_answer_is_read_and_its_use_is_its_callers(stage: Stage
     assert (own.status, own.agent) == (JobStatus.COMPLETED, "finder")
 
 
-async def test_j9_budget_counts_what_a_sub_agent_used_and_refuses_the_next_step(
+async def test_budget_counts_what_a_sub_agent_used_and_refuses_the_next_step(
     stage: Stage,
 ) -> None:
+    """Case J9: the roll-up is the sum, and the limit ends the job before its next step."""
     spec = agent(agents=[helper()], limits=limits(max_tokens=10_000, last_answer_tokens=0))
     script = Script((uses(says("Much was read."), 9_900),))
     handle, caller = await stage.start(
