@@ -177,7 +177,7 @@ class AgentWorkflow:
     def decide(self, given: Decision) -> None:
         """Take a person's decision on a call; one that is sent again is taken once."""
         decision.take_decision(given, self._agent, self._state)
-        self._tell()
+        self._hold.tell()
 
     @decide.validator
     def _check_decide(self, given: Decision) -> None:
@@ -189,7 +189,7 @@ class AgentWorkflow:
     def pause(self, request: PauseRequest) -> None:
         """Schedule nothing new from now on; what runs goes on to its end."""
         decision.take_pause(request, self._state, workflow.now())
-        self._tell()
+        self._hold.tell()
 
     @pause.validator
     def _check_pause(self, request: PauseRequest) -> None:
@@ -201,7 +201,7 @@ class AgentWorkflow:
     def resume(self, request: PauseRequest) -> None:
         """Go on with a paused job."""
         decision.take_resume(request, self._state)
-        self._tell()
+        self._hold.tell()
 
     @resume.validator
     def _check_resume(self, request: PauseRequest) -> None:

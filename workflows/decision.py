@@ -141,7 +141,7 @@ def waiting_for(agent: AgentSpec, state: JobState) -> list[str]:
 
 
 def doing(job_id: str, state: JobState) -> str:
-    """Return one line on what the job waits for, and how people go on with it."""
+    """Return one line on what the job waits for, and how people go on; no text for nothing."""
     if state.paused:
         return f"paused by {state.paused.by}: muster resume {job_id}"
     calls = _waiting(state)
@@ -149,6 +149,8 @@ def doing(job_id: str, state: JobState) -> str:
         [each] = calls
         call = f"{each.call.tool}({arguments_line(each.call)})"
         return f"waiting for approval of {one_line(call)}: muster approve {job_id}"
+    if not calls:
+        return ""
     names = one_line(", ".join(each.call.tool for each in calls))
     return f"waiting for approval of {len(calls)} calls: {names}: muster approvals"
 

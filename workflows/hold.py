@@ -113,6 +113,11 @@ class Hold:
             await self._hint
             self._hint = None
 
+    def tell(self) -> None:
+        """Tell what the job waits for, after people have changed it."""
+        doing = decision.doing(workflow.info().workflow_id, self._state)
+        self._say(doing if doing and self._since is not None else self._state.doing)
+
     def _look(self) -> None:
         """See whether the job waits for people alone, and tell when that changes."""
         is_idle = self._held > 0 and self._held == self._parts
