@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from pydantic_core import to_json
 from temporalio import activity
 
+from activities.approval import check_rules
 from activities.error_map import application_error, describe, trace
 from activities.tool import ServedTool
 from activities.toolbox import Toolbox
@@ -47,6 +48,7 @@ class OpenJob:
     async def open_job(self, job: OpenJobInput) -> OpenJobResult:
         """Load every tool, store instructions, examples and tool schemas; return their names."""
         try:
+            check_rules(job.agent)
             tools = await self._find_tools(job.agent)
             agent = job.agent.pinned(tools.pinned)
             _check_names(agent)

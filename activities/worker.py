@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from activities.approval import check_approval
 from activities.call_tool import CallTool
 from activities.open_job import OpenJob
 from activities.toolbox import Toolbox
@@ -16,4 +17,5 @@ def tool_activities(database: Database, toolbox: Toolbox) -> list[Callable[..., 
 
     The process that runs them should wrap its life in `activities.output.guarded_output()`.
     """
-    return [OpenJob(database, toolbox).open_job, CallTool(database, toolbox).call_tool]
+    calls = CallTool(database, toolbox)
+    return [OpenJob(database, toolbox).open_job, check_approval, calls.call_tool]

@@ -91,13 +91,17 @@ async def _measure(client: Client, stack: BenchStack, calls: int, seconds: float
     await asyncio.sleep(10.0)
     rss = {"before": stack.rss_mb("tools")}
     first = time.time()
-    for wave in range(1, WAVES + 1):
+    wave = 0
+    while True:
+        wave += 1
         begun, started = time.time(), time.monotonic()
         jobs = await _start_jobs(client, calls, seconds)
         at_once, all_run, beats, peak = await _watch(client, stack, jobs, calls)
         ended = [await job.result() for job in jobs]
         wall_s, until = time.monotonic() - started, time.time()
         rss |= {f"wave {wave}": peak, f"after wave {wave}": stack.rss_mb("tools")}
+        if wave == WAVES:
+            break
     done.set()
     steps = [step for chain in await chaining for step in await _steps(chain)]
     before = [took for at, took in steps if at < first]

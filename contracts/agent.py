@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from contracts.approval import Approval, ApprovalMode, ApprovalPolicy
 from contracts.limit import (
     HARD_TOOL_RESULT_BYTES,
     MAX_AGENT_DEPTH,
@@ -46,6 +47,10 @@ ToolName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """What a server calls one of its tools."""
 
 
+def _is_never(approval: ApprovalMode | Approval) -> bool:
+    return approval is ApprovalMode.NEVER
+
+
 class OnFailure(StrEnum):
     """What a tool call's permanent failure does: the model is told, or the job fails."""
 
@@ -67,12 +72,21 @@ class UsePolicy(Frozen):
 
     `after` and `max_calls` narrow what the model may choose at each turn: it is offered only once
     everything in `after` has answered in this job, and at most `max_calls` times. The choice is
-    enforced by the grammar of the model's output, so a small model cannot choose wrong.
+    enforced by the grammar of the model's output, so a small model cannot choose wrong. A call that
+    needs `approval` is made once people have approved it; one that was denied counts as made.
     """
 
     after: tuple[Name, ...] = ()
     max_calls: int | None = Field(None, ge=1)
     on_failure: OnFailure = OnFailure.TELL_MODEL
+    approval: ApprovalPolicy = Field(ApprovalMode.NEVER, exclude_if=_is_never)
+
+    @property
+    def approval_policy(self) -> Approval | None:
+        """Which calls need approval, by whom; None if none does."""
+        if isinstance(self.approval, Approval):
+            return self.approval
+        return Approval() if self.approval is ApprovalMode.ALWAYS else None
 
 
 class ToolPolicy(UsePolicy):

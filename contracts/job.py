@@ -52,6 +52,10 @@ class StopReason(StrEnum):
     MAX_ENGINE_TIME = "max_engine_time"
 
 
+def _is_zero(value: float) -> bool:
+    return value == 0
+
+
 class AgentJobResult(Frozen):
     """Result of `AgentWorkflow`.
 
@@ -66,6 +70,8 @@ class AgentJobResult(Frozen):
     usage: Usage
     engine_s: float = 0.0
     """Time of its LLM steps in the engine, in seconds."""
+    waited_s: float = Field(0.0, exclude_if=_is_zero)
+    """Time during which it waited for people alone: for approval, or paused; in seconds."""
 
 
 class Spent(Frozen):

@@ -49,6 +49,18 @@ MAX_AGENT_DEPTH = 3
 MAX_PARALLEL_TOOL_CALLS = 32
 """Tool calls that one assistant message may ask for."""
 
+MAX_APPROVERS = 10
+"""People that one call's approval may need: their names go with the job when it rolls over."""
+
+MAX_NAMED_APPROVERS = 16
+"""People that one approval policy may name."""
+
+MAX_REASON_CHARS = 500
+"""Why a person decided so: the model reads it, and it goes with the job when it rolls over."""
+
+MAX_DECISION_ID_CHARS = 64
+"""Id of a decision, which its client chooses; a job remembers many."""
+
 MAX_STEP_FAILURES = 3
 """Failures of one LLM step (stall, invalid output, a bug) before it fails for good."""
 

@@ -9,17 +9,32 @@ OPEN_JOB = "open_job"
 LLM_STEP = "llm_step"
 SESSION_HINT = "session_hint"
 CALL_TOOL = "call_tool"
+CHECK_APPROVAL = "check_approval"
 
 TASK = "task"
 """The one argument of a call to a sub-agent."""
 
 PROGRESS_QUERY = "progress"
+WAITS_QUERY = "waits"
 MESSAGE_UPDATE = "message"
+DECIDE_UPDATE = "decide"
+PAUSE_UPDATE = "pause"
+RESUME_UPDATE = "resume"
 
 SEARCH_AGENT = "MusterAgent"
 SEARCH_TENANT = "MusterTenant"
 SEARCH_STATE = "MusterState"
 SEARCH_WAITING_FOR = "MusterWaitingFor"
+
+WAITS_FOR_APPROVAL = "approval"
+WAITS_FOR_RESUME = "resume"
+WAITS_FOR_ANYONE = "approval:anyone"
+"""Values of `MusterWaitingFor`; `waits_for_person` gives the others."""
+
+
+def waits_for_person(name: str) -> str:
+    """Value of `MusterWaitingFor` while a call waits for a decision that `name` may make."""
+    return f"approval:person:{name}"
 
 
 def start_queue(model: str) -> str:

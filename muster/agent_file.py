@@ -59,6 +59,7 @@ def load_agent(path: Path, tool_path: Sequence[Path]) -> AgentSpec:
     """
     agent = read_agent_file(path)
     for each in _with_sub_agents(agent):
+        _check_rules(each)
         if each.spec.tools:
             check_tools(each, tool_path)
     return agent.spec
@@ -82,6 +83,22 @@ def check_tools(agent: AgentFile, tool_path: Sequence[Path]) -> None:
                 load_function(tool.function, tool.tool_name)
         except BadInputError as error:
             raise agent.at(("tools", index, "function"), error) from error
+
+
+def _check_rules(agent: AgentFile) -> None:
+    """Check by what rules calls need approval; raises `FileValueError`."""
+    from activities.approval import check_rule
+
+    found: list[tuple[KeyPath, ToolRef | SubAgent]] = []
+    found += [(("tools", index), each) for index, each in enumerate(agent.spec.tools)]
+    found += [(("agents", index), each) for index, each in enumerate(agent.spec.agents)]
+    for place, each in found:
+        if each.approval_policy is None or each.approval_policy.when is None:
+            continue
+        try:
+            check_rule(each.tool_name, each.approval_policy.when)
+        except BadInputError as error:
+            raise agent.at((*place, "approval", "when"), error) from error
 
 
 def _with_sub_agents(agent: AgentFile) -> Iterator[AgentFile]:

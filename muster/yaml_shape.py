@@ -49,6 +49,8 @@ class Shape:
             if NoneType in arguments and is_null(node):
                 return None
             kept = [each for each in arguments if each is not NoneType]
+            if isinstance(node, MappingNode):  # `always`, say, or a mapping that says more
+                kept.sort(key=lambda each: not _is_model(each))
             return self._value(tree, node, path, kept[0])
         if origin is tuple:
             items = tree.items(node, path, _example(arguments[0]))
@@ -63,7 +65,7 @@ class Shape:
             }
         if origin is dict or annotation is JsonValue:
             return _json(tree, node, path)
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if _is_model(annotation):
             return self._model(annotation, tree, node, path)
         return _scalar(tree, node, path, annotation)
 
@@ -87,6 +89,12 @@ class Shape:
                     node, path, f"the key {key!r} is missing", hint=f"add a line `{key}: ...`"
                 )
         return data
+
+
+def _is_model(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def build(model: type[M], data: Mapping[str, Any], tree: Tree) -> M:
@@ -209,7 +217,7 @@ def _json(tree: Tree, node: Node, path: KeyPath) -> JsonValue:
 
 def _model_error(tree: Tree, error: ErrorDetails) -> FileValueError:
     """Return what a model's own validators found, at the line of the value it speaks of."""
-    path = tuple(error["loc"])
+    path = tuple(part for part in error["loc"] if not str(part).startswith("<"))  # no union's tag
     limit = error.get("ctx", {})
     words = {
         "greater_than_equal": "expected at least {ge}",
@@ -235,6 +243,8 @@ def _model_error(tree: Tree, error: ErrorDetails) -> FileValueError:
 def _pattern_words(pattern: str) -> tuple[str, str]:
     if ":" in pattern:
         return "expected an import path", "name a function as `package.module:function`"
+    if "\\s" in pattern:
+        return "expected a person's name", "1 to 64 characters, no spaces, quotes, commas or `|`"
     rule = "a name starts with a letter, then letters, digits, `_` and `-`, at most 64 characters"
     return "expected a name", rule
 

@@ -7,16 +7,17 @@ Life of a job:
 3. `llm_step` gets the stored conversation (`base`) and the messages not stored yet (`append`);
    when it has finished, it has stored both and the assistant message.
 4. A message without tool calls is the answer: the job is done, unless a message waits.
-5. Otherwise its calls are made in parallel. Their tool messages, one for each call and in the
-   order of the calls, are the next step's `append`; go on at 2.
+5. Otherwise its calls are made in parallel, those that need it once people have approved them.
+   Their tool messages, one for each call and in the order of the calls, are the next step's
+   `append`; go on at 2.
 
 At a limit the model is asked for a last answer, and the job ends with a result that names the
 limit; a failure for good fails the job with a typed error. On cancellation whatever runs is
 cancelled and awaited, so that its usage is counted. Where the inference service cannot see that the
-conversation has ended, it is told, so that it gives up what it keeps for it.
+conversation has ended, or waits for people alone, it is told, so that it gives up what it keeps.
 
-When the history grows long, the job rolls over: nothing new is scheduled, and when nothing runs it
-continues as new, with its state; also in the middle of a turn.
+When the history grows long, the job rolls over: it schedules nothing new, and when nothing runs it
+continues as new, with its state; also in the middle of a turn, or while it waits for people.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from temporalio.exceptions import (
 
 with workflow.unsafe.imports_passed_through():
     from contracts.agent import Sampling
+    from contracts.approval import Decision, JobWaits, PauseRequest
     from contracts.error import MusterError
     from contracts.job import (
         AgentJobResult,
@@ -52,14 +54,20 @@ with workflow.unsafe.imports_passed_through():
     from contracts.message import Message, Role, ToolCall
     from contracts.name import (
         AGENT_WORKFLOW,
+        DECIDE_UPDATE,
         MESSAGE_UPDATE,
         OPEN_JOB,
+        PAUSE_UPDATE,
         PROGRESS_QUERY,
+        RESUME_UPDATE,
         SEARCH_STATE,
+        SEARCH_WAITING_FOR,
+        WAITS_QUERY,
     )
-    from workflows import failure, limit, option, text, turn
+    from workflows import decision, failure, limit, option, text, turn
     from workflows.calling import Caller
     from workflows.failure import LimitReachedError, OutOfTimeError
+    from workflows.hold import Hold
     from workflows.offer import held_back_by, offer
     from workflows.state import AgentRunInput, JobState
     from workflows.stepping import Stepper
@@ -78,6 +86,7 @@ _ROLL_OVER = "roll-over"
 _LAST_ANSWER = "last-answer"
 """Patch: jobs of before it stop at a limit without a last answer, and keep no time back for it."""
 
+_WAITING_FOR = SearchAttributeKey.for_keyword_list(SEARCH_WAITING_FOR)
 _STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
 
 
@@ -102,8 +111,20 @@ class AgentWorkflow:
             )
         )
         self._stepper = Stepper(job, self._state, time_left=self._time_left)
+        self._hold = Hold(
+            self._state,
+            self._stepper,
+            time_left=self._time_left,
+            is_rolling_over=self._is_rolling_over,
+            say=self._say,
+        )
         self._caller = Caller(
-            job, self._state, time_left=self._time_left, is_rolling_over=self._is_rolling_over
+            job,
+            self._state,
+            self._hold,
+            tell=self._tell,
+            time_left=self._time_left,
+            is_rolling_over=self._is_rolling_over,
         )
 
     @workflow.run
@@ -143,12 +164,53 @@ class AgentWorkflow:
 
     @message.validator
     def _check_message(self, message: JobMessage) -> None:
-        try:
-            if self._is_ending or workflow.cancellation_reason() is not None:
-                raise failure.JobEndingError("the job is ending: it reads no message any more")
+        with failure.as_refusal():
+            self._refuse_if_ending("it reads no message any more")
             limit.check_message(message, self._state)
-        except MusterError as error:
-            raise failure.refusal(error) from error
+
+    @workflow.query(name=WAITS_QUERY)
+    def waits(self) -> JobWaits:
+        """Return what the job waits for that only people can give."""
+        return JobWaits() if self._is_ending else decision.waits(self._agent, self._state)
+
+    @workflow.update(name=DECIDE_UPDATE)
+    def decide(self, given: Decision) -> None:
+        """Take a person's decision on a call; one that is sent again is taken once."""
+        decision.take_decision(given, self._agent, self._state)
+        self._hold.tell()
+
+    @decide.validator
+    def _check_decide(self, given: Decision) -> None:
+        with failure.as_refusal():
+            self._refuse_if_ending("no call of it waits for a decision any more")
+            decision.check_decision(given, self._agent, self._state, workflow.now())
+
+    @workflow.update(name=PAUSE_UPDATE)
+    def pause(self, request: PauseRequest) -> None:
+        """Schedule nothing new from now on; what runs goes on to its end."""
+        decision.take_pause(request, self._state, workflow.now())
+        self._hold.tell()
+
+    @pause.validator
+    def _check_pause(self, request: PauseRequest) -> None:
+        with failure.as_refusal():
+            self._refuse_if_ending("it cannot be paused any more")
+            decision.check_pause(request, self._state)
+
+    @workflow.update(name=RESUME_UPDATE)
+    def resume(self, request: PauseRequest) -> None:
+        """Go on with a paused job."""
+        decision.take_resume(request, self._state)
+        self._hold.tell()
+
+    @resume.validator
+    def _check_resume(self, request: PauseRequest) -> None:
+        with failure.as_refusal():
+            decision.check_resume(request, self._state)
+
+    def _refuse_if_ending(self, what: str) -> None:
+        if self._is_ending or workflow.cancellation_reason() is not None:
+            raise failure.JobEndingError(f"the job is ending: {what}")
 
     async def _converse(self) -> AgentJobResult:
         """Take turns until an answer or a limit."""
@@ -158,7 +220,7 @@ class AgentWorkflow:
                 await self._open()
             while True:
                 if self._is_rolling_over():
-                    self._roll_over()
+                    await self._roll_over()
                 answer = await self._turn()
                 if answer is not None:
                     return self._state.result(StopReason.ANSWERED, answer)
@@ -193,6 +255,8 @@ class AgentWorkflow:
         """Take one turn, or the rest of one that a roll-over has cut. Return the job's answer."""
         state = self._state
         if not state.calls:
+            if not await self._hold.unpaused():
+                return None
             if stop := limit.reached(self._agent.limits, state):
                 raise LimitReachedError(stop)
             self._time_left()
@@ -259,6 +323,7 @@ class AgentWorkflow:
         state.pending.append(turn.last_words(stop))
         sampling = self._agent.sampling.model_copy(update={"max_tokens": limits.last_answer_tokens})
         try:
+            await self._hold.unpaused()
             return (await self._llm_step(OutputForm(), sampling)).content
         except (LimitReachedError, ApplicationError) as error:
             workflow.logger.info("no last answer: %s", error)
@@ -274,15 +339,14 @@ class AgentWorkflow:
         )
         return is_due and not self._is_ending and workflow.patched(_ROLL_OVER)
 
-    def _roll_over(self) -> NoReturn:
+    async def _roll_over(self) -> NoReturn:
         """Continue as new; nothing runs now. What is stored already is not recorded again."""
+        await self._hold.settle()
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
         turn.shrink(self._state.calls)
-        shown = text.one_line(self._job.input) or "…"
-        workflow.continue_as_new(
-            self._job.model_copy(update={"input": shown, "carried": self._state})
-        )
+        update = {"input": text.one_line(self._job.input) or "…", "carried": self._state}
+        workflow.continue_as_new(self._job.model_copy(update=update))
 
     async def _hint_end(self) -> None:
         """Tell the inference service that the job ends, unless it knows."""
@@ -303,7 +367,17 @@ class AgentWorkflow:
     def _say(self, doing: str) -> None:
         """Tell people what the job does now: the query and the current details of the UI."""
         self._state.doing = doing
-        workflow.set_current_details(text.details(self._agent, self._state))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell people how the job stands, and what it waits for that only they can give."""
+        state, is_ending = self._state, self._is_ending
+        waits = JobWaits() if is_ending else decision.waits(self._agent, state)
+        workflow.set_current_details(text.details(self._agent, state, waits))
+        found = [] if is_ending else decision.waiting_for(self._agent, state)
+        if found != state.waiting_for:
+            state.waiting_for = found
+            workflow.upsert_search_attributes([_WAITING_FOR.value_set(found)])
 
     def _enter(self, status: JobStatus, doing: str) -> None:
         """Enter a state that people search for."""

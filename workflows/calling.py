@@ -1,4 +1,4 @@
-"""The calls of one turn, of tools and of sub-agents, made in parallel.
+"""The calls of one turn, of tools and of sub-agents, made in parallel, each once it may be.
 
 A tool call is an activity, scheduled again where its worker was lost; that of a remote activity is
 the activity itself. A sub-agent's is a job of its
@@ -23,7 +23,9 @@ with workflow.unsafe.imports_passed_through():
     from contracts.name import AGENT_WORKFLOW, CALL_TOOL, TASK
     from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
     from workflows import failure, limit, option, text
+    from workflows.approval import Approvals
     from workflows.failure import OutOfTimeError
+    from workflows.hold import Hold
     from workflows.remote import remote_answer
     from workflows.state import JobState, OpenCall
 
@@ -45,12 +47,16 @@ class Caller:
         self,
         job: AgentJobInput,
         state: JobState,
+        hold: Hold,
         *,
+        tell: Callable[[], None],
         time_left: Callable[[], timedelta],
         is_rolling_over: Callable[[], bool],
     ) -> None:
         self._job = job
         self._state = state
+        self._hold = hold
+        self._approvals = Approvals(job, state, hold, time_left=time_left, tell=tell)
         self._known: dict[str, ToolRef | SubAgent] = {}
         self._time_left = time_left
         self._is_rolling_over = is_rolling_over
@@ -66,6 +72,7 @@ class Caller:
         if not calls:
             return
         self._is_stopping = False
+        self._hold.split(len(calls))
         self._known = {each.tool_name: each for each in agent.callables}
         asked = sum(isinstance(self._known[each.call.tool], SubAgent) for each in calls)
         tasks = [asyncio.create_task(self._make(each, asked)) for each in calls]
@@ -73,20 +80,25 @@ class Caller:
             await workflow.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         except asyncio.CancelledError:
             self._is_stopping = True
+            self._hold.split(0)
             await _cancel_and_wait(tasks)
             raise
         self._is_stopping = True
+        self._hold.split(0)
         errors = await _cancel_and_wait(tasks)
+        self._hold.split(1)
         for error in sorted(errors, key=is_cancelled_exception):
             raise error
 
     async def _make(self, each: OpenCall, asked: int) -> None:
         """Make one call; `asked` sub-agents share what is left."""
         called = self._known[each.call.tool]
-        if isinstance(called, SubAgent):
-            await self._ask(each, called, asked)
-        else:
-            await self._call(each, called)
+        if await self._approvals.lets_through(each, called):
+            if isinstance(called, SubAgent):
+                await self._ask(each, called, asked)
+            else:
+                await self._call(each, called)
+        self._hold.end_part()
 
     async def _call(self, each: OpenCall, tool: ToolRef) -> None:
         """Make one tool call and note what the model reads."""
@@ -130,7 +142,7 @@ class Caller:
                 if is_unwanted or is_spent or not failure.lost_its_worker(error):
                     raise
                 each.reschedules += 1
-                if self._is_rolling_over():
+                if not await self._hold.unpaused() or self._is_rolling_over():
                     return None
             else:
                 return result

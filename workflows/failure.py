@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -74,6 +75,15 @@ def refusal(error: MusterError) -> ApplicationError:
     return _failure(error.message, error.hint, type(error).__name__)
 
 
+@contextmanager
+def as_refusal() -> Iterator[None]:
+    """Make an error of ours the refusal of an update, which fails no job."""
+    try:
+        yield
+    except MusterError as error:
+        raise refusal(error) from error
+
+
 def open_job_failure(error: ActivityError) -> ApplicationError:
     """Return the job failure for an `open_job` that failed for good: its own words."""
     cause = error.cause
@@ -81,7 +91,7 @@ def open_job_failure(error: ActivityError) -> ApplicationError:
         return _failure(_words(cause), _hint(cause.details), cause.type or "OpenJobFailedError")
     limit = _seconds(option.OPEN_JOB_TIMEOUT)
     return _failure(
-        f"the job could not be opened within {limit}: {_innermost(error)}",
+        f"the job could not be opened within {limit}: {innermost(error)}",
         "look at the tool workers and the database with `muster doctor`",
         "OpenJobFailedError",
     )
@@ -94,7 +104,7 @@ def step_failure(step_id: str, error: ActivityError) -> ApplicationError:
         kind, hint = cause.type or "LLMStepFailedError", _hint(cause.details)
     else:
         kind, hint = "LLMStepFailedError", ""
-    return _failure(f"LLM step {step_id} failed: {_innermost(error)}", hint, kind)
+    return _failure(f"LLM step {step_id} failed: {innermost(error)}", hint, kind)
 
 
 def protocol_failure(step_id: str, found: str) -> ApplicationError:
@@ -158,7 +168,7 @@ def tool_cause(tool: ToolRef, error: ActivityError) -> str:
     if error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED and tool.retry.max_attempts > 1:
         tries = f" ({tool.retry.max_attempts} attempts)"
     if not isinstance(cause, ActivityTimeoutError):
-        return _innermost(error) + tries
+        return innermost(error) + tries
     match cause.type:
         case TimeoutType.START_TO_CLOSE:
             text = f"it took longer than its timeout of {_seconds(tool.timeout)}"
@@ -173,7 +183,7 @@ def tool_cause(tool: ToolRef, error: ActivityError) -> str:
     return text + tries
 
 
-def _innermost(error: ActivityError) -> str:
+def innermost(error: ActivityError) -> str:
     """Return the words of what ended an activity; behind a timeout, those of the last attempt."""
     cause: BaseException | None = error.cause
     if isinstance(cause, ActivityTimeoutError) and isinstance(cause.cause, ApplicationError):

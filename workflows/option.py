@@ -54,6 +54,15 @@ comes this much later, for a worker that could not."""
 SESSION_HINT_TIMEOUT = timedelta(seconds=2)
 """A hint is worth little: a service that does not take it at once does without."""
 
+CHECK_APPROVAL_TIMEOUT = timedelta(minutes=10)
+"""Schedule to close of `check_approval`: where no tool worker is for so long, people decide."""
+
+CHECK_APPROVAL_ATTEMPT_TIMEOUT = timedelta(seconds=30)
+"""Start to close of one attempt of `check_approval`: it waits for nothing."""
+
+CHECK_APPROVAL_ATTEMPTS = 5
+"""Attempts at a rule, for workers that are lost."""
+
 LLM_STEP_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
 )
@@ -89,6 +98,18 @@ def open_job_options(job: AgentJobInput, remaining: timedelta) -> ActivityOption
         schedule_to_close_timeout=min(OPEN_JOB_TIMEOUT, remaining),
         start_to_close_timeout=OPEN_JOB_ATTEMPT_TIMEOUT,
         retry_policy=OPEN_JOB_RETRY,
+        cancellation_type=ActivityCancellationType.TRY_CANCEL,
+        priority=priority(job),
+    )
+
+
+def check_approval_options(job: AgentJobInput, remaining: timedelta) -> ActivityOptions:
+    """Return the options of `check_approval`; `remaining` is the job's wall time that is left."""
+    return ActivityOptions(
+        task_queue=TOOLS_QUEUE,
+        schedule_to_close_timeout=min(CHECK_APPROVAL_TIMEOUT, remaining),
+        start_to_close_timeout=CHECK_APPROVAL_ATTEMPT_TIMEOUT,
+        retry_policy=RetryPolicy(maximum_attempts=CHECK_APPROVAL_ATTEMPTS),
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
         priority=priority(job),
     )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from contracts.agent import PinnedTool
+from contracts.approval import Decision, Pause, Verdict
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, Spent, StopReason
 from contracts.llm_step import LLMStepResult, Usage
 from contracts.message import BlobRef, ContextRef, Message, Role, ToolCall
@@ -15,6 +16,9 @@ from contracts.tool import ToolOutcome
 
 MAX_SEEN_MESSAGES = 1_000
 """Message ids that are remembered: a client that repeats a message does so within minutes."""
+
+MAX_SEEN_DECISIONS = 1_000
+"""Ids of decisions and pauses that are remembered, for the same reason."""
 
 MAX_LAST_ERROR_CHARS = 500
 """Of a tool's last error, for people who read why a job could go no further."""
@@ -30,12 +34,40 @@ class ToolTally(BaseModel):
     last_error: str = ""
 
 
+class ApprovalRequest(BaseModel):
+    """What people have decided on a call so far; `verdict` is None while more is needed.
+
+    `reason` is that of the denial. Those of approvals stand in the history alone.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    asked_at: datetime
+    expires_at: datetime | None = None
+    note: str = ""
+    approved_by: list[str] = Field(default_factory=list)
+    verdict: Verdict | None = None
+    denied_by: str = ""
+    reason: str = ""
+
+    def take(self, decision: Decision, people: int) -> None:
+        """Count a decision that was checked; `people` must approve."""
+        if decision.verdict is Verdict.DENY:
+            self.verdict = Verdict.DENY
+            self.denied_by, self.reason = decision.by, decision.reason
+            return
+        self.approved_by.append(decision.by)
+        if len(self.approved_by) >= people:
+            self.verdict = Verdict.APPROVE
+
+
 class OpenCall(BaseModel):
     """A call of the last assistant message; `answer` is what the model will read, once known.
 
     With a `blob`, that is what it will read, and `answer` is a preview.
 
-    `reschedules` counts how often it was scheduled again because its workers were lost.
+    `reschedules` counts how often it was scheduled again because its workers were lost. With a
+    `request` it needs approval; `is_cleared` says that it has it, or was found to need none.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -44,6 +76,13 @@ class OpenCall(BaseModel):
     answer: str | None = None
     blob: BlobRef | None = None
     reschedules: int = 0
+    request: ApprovalRequest | None = None
+    is_cleared: bool = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for people to decide on it."""
+        return self.answer is None and self.request is not None and self.request.verdict is None
 
 
 class JobState(BaseModel):
@@ -55,7 +94,9 @@ class JobState(BaseModel):
     `next_step` make step ids. The branch is the end of a run id, and each run has its own: the
     beginning of a run id is a clock, which two runs of one job can share. `attained_s` is the
     engine time used so far, in seconds. `is_out` says that the last step asked for tools, so the
-    inference service waits for the next.
+    inference service waits for the next; `is_idle`, that it was told not to. `waiting_for` is what
+    the job can be found by while it waits for people; `waited_s` is the time in seconds during
+    which nothing but people was waited for.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -76,6 +117,11 @@ class JobState(BaseModel):
     usage: Usage = Usage()
     attained_s: float = 0.0
     is_out: bool = False
+    is_idle: bool = False
+    seen_decisions: list[str] = Field(default_factory=list)
+    paused: Pause | None = None
+    waiting_for: list[str] = Field(default_factory=list)
+    waited_s: float = 0.0
     tools: dict[str, ToolTally] = Field(default_factory=dict)
     doing: str = "starting"
 
@@ -127,6 +173,13 @@ class JobState(BaseModel):
             self.seen_messages = [*self.seen_messages, message.id][-MAX_SEEN_MESSAGES:]
             self.inbox.append(message)
 
+    def has_seen(self, decision_id: str) -> bool:
+        """Remember the id of a decision or a pause; say whether it has come before."""
+        if decision_id in self.seen_decisions:
+            return True
+        self.seen_decisions = [*self.seen_decisions, decision_id][-MAX_SEEN_DECISIONS:]
+        return False
+
     def read_inbox(self, max_bytes: int) -> None:
         """Move messages, the oldest first, behind the pending ones: at least one, if any waits."""
         size = len(to_json(self.pending))
@@ -146,6 +199,7 @@ class JobState(BaseModel):
             tool_calls=self.tool_calls,
             usage=self.usage,
             engine_s=self.attained_s,
+            waited_s=self.waited_s,
         )
 
     def spent(self) -> Spent:

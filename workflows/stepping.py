@@ -48,6 +48,7 @@ class Stepper:
 
     async def make(self, form: OutputForm, sampling: Sampling) -> Message:
         """Make one LLM step and return the assistant message it committed."""
+        self._state.is_idle = False
         state, number, job_id = self._state, self._state.next_step, workflow.info().workflow_id
         step = LLMStepInput(
             step_id=state.take_step_id(job_id),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contracts.agent import AgentSpec
+from contracts.approval import JobWaits
 from contracts.job import AgentJobResult, StopReason
 from contracts.llm_step import OutputForm
 from contracts.message import ToolCall
@@ -58,8 +59,12 @@ def step_summary(number: int, form: OutputForm) -> str:
 
 def call_summary(call: ToolCall) -> str:
     """Return one line on a tool call: the tool and its arguments, shortened."""
-    pairs = (f"{name}={_shown(value)}" for name, value in call.arguments.items())
-    return summary(f"{call.tool}({', '.join(pairs)})")
+    return summary(f"{call.tool}({arguments_line(call)})")
+
+
+def arguments_line(call: ToolCall) -> str:
+    """Return a call's arguments as one writes them, each shortened."""
+    return ", ".join(f"{name}={_shown(value)}" for name, value in call.arguments.items())
 
 
 def sub_agent_answer(result: AgentJobResult) -> tuple[str, ToolOutcome]:
@@ -81,7 +86,7 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-def details(agent: AgentSpec, state: JobState) -> str:
+def details(agent: AgentSpec, state: JobState, waits: JobWaits) -> str:
     """Return the job's current details for the Temporal UI, as short Markdown."""
     limits, usage = agent.limits, state.usage
     lower_bound = " (at least)" if usage.lower_bound else ""
@@ -93,4 +98,23 @@ def details(agent: AgentSpec, state: JobState) -> str:
         f"| {state.tool_calls} of {limits.max_tool_calls} "
         f"| {usage.prompt_tokens}{lower_bound} | {usage.cached_tokens} "
         f"| {usage.completion_tokens} | {usage.wasted_tokens} |\n"
+        f"{_pending_table(waits)}"
     )
+
+
+def _pending_table(waits: JobWaits) -> str:
+    """Return the calls that wait for people, as a Markdown table; no text if there are none."""
+    if not waits.pending:
+        return ""
+    lines = ["", "| waits for approval | call id | asked | expires | approved by | may decide |"]
+    lines.append("|---|---|---|---|---|---|")
+    for each in waits.pending:
+        call = one_line(f"{each.tool}({each.arguments})").replace("|", "\\|").replace("`", "'")
+        lines.append(
+            f"| `{call}` | `{each.call_id}` | {each.asked_at:%Y-%m-%d %H:%M:%S} "
+            f"| {f'{each.expires_at:%Y-%m-%d %H:%M:%S}' if each.expires_at else ''} "
+            f"| {len(each.approved_by)} of {each.people}"
+            f"{''.join(f', {name}' for name in each.approved_by)} "
+            f"| {', '.join(each.by) or 'anyone'} |"
+        )
+    return "\n".join(lines) + "\n"

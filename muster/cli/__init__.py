@@ -10,7 +10,7 @@ import typer
 
 from muster import exit as way_out
 from muster import telemetry
-from muster.cli import doctor, garbage, job, rebuild, run, show, stack, worker
+from muster.cli import approval, doctor, garbage, job, rebuild, run, show, stack, worker
 from muster.cli.option import DataDir
 from muster.settings import load_settings
 
@@ -23,6 +23,11 @@ COMMANDS = (
     job.jobs,
     show.show,
     job.send,
+    approval.approvals,
+    approval.approve,
+    approval.deny,
+    approval.pause,
+    approval.resume,
     job.cancel,
     garbage.gc,
     rebuild.rebuild,

@@ -15,6 +15,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.approval import check_approval
 from contracts.job import JobStatus
 from contracts.name import AGENTS_QUEUE, TOOLS_QUEUE, continue_queue, start_queue
 from muster.job import Jobs
@@ -69,7 +70,7 @@ class Stage:
             Worker(
                 self.client,
                 task_queue=TOOLS_QUEUE,
-                activities=[self.peer.open_job, self.peer.call_tool],
+                activities=[self.peer.open_job, self.peer.call_tool, check_approval],
             )
         )
         await self.start_agents()

@@ -8,7 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-WITH_TEMPORAL = {"agent", "calling", "failure", "option", "remote", "stepping", "worker"}
+WITH_TEMPORAL = {
+    "agent", "approval", "calling", "failure", "hold", "option", "remote", "stepping", "worker",
+}  # fmt: skip
 """Modules of `workflows` that use Temporal's SDK."""
 
 

@@ -17,6 +17,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Replayer, Worker
 
+from activities.approval import check_approval
 from contracts.agent import AgentSpec, Limits, ToolRef
 from contracts.job import AgentJobInput, AgentJobResult, JobProgress
 from contracts.name import (
@@ -131,7 +132,11 @@ class Stage:
             await self._inference.enter_async_context(worker)
 
     async def _start_tools(self) -> None:
-        activities: list[Callable[..., Any]] = [self.peer.open_job, self.peer.call_tool]
+        activities: list[Callable[..., Any]] = [
+            self.peer.open_job,
+            self.peer.call_tool,
+            check_approval,
+        ]
         worker = Worker(self.client, task_queue=TOOLS_QUEUE, activities=activities)
         await self._tools.enter_async_context(worker)
 
