@@ -93,6 +93,6 @@ async def test_what_a_job_opens_with_is_on_record(database: Database) -> None:
     }
 
 
-def test_tool_worker_registers_both_activities(database: Database) -> None:
+def test_tool_worker_registers_its_activities(database: Database) -> None:
     names = [getattr(found, DEFINITION).name for found in tool_activities(database, Toolbox())]
-    assert names == ["open_job", "call_tool"]
+    assert names == ["open_job", "check_approval", "call_tool"]
