@@ -42,7 +42,7 @@ from contracts.name import AGENT_WORKFLOW
 from muster import exit as way_out
 from muster.connection import connect_to
 from workflows.option import search_attributes
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import workflow_options, workflow_runner
 
 QUEUE = "bench-activation"
 LONGEST = 6_000_000
@@ -157,10 +157,7 @@ async def take(client: Client, case: Case) -> Timed:
     async with Worker(
         client,
         task_queue=QUEUE,
-        workflows=WORKFLOWS,
-        workflow_runner=runner,
-        interceptors=INTERCEPTORS,
-        workflow_failure_exception_types=FAILURE_TYPES,
+        **workflow_options(runner),
     ):
         handle = await client.start_workflow(
             AGENT_WORKFLOW,
@@ -176,13 +173,7 @@ async def take(client: Client, case: Case) -> Timed:
             timed.failure = str(error.cause)
     timed.live_s = runner.seconds
     again = TimedRunner()
-    replayer = Replayer(
-        workflows=WORKFLOWS,
-        data_converter=pydantic_data_converter,
-        workflow_runner=again,
-        interceptors=INTERCEPTORS,
-        workflow_failure_exception_types=FAILURE_TYPES,
-    )
+    replayer = Replayer(**workflow_options(again), data_converter=pydantic_data_converter)
     for history in await histories(client, handle.id):
         timed.runs += 1
         timed.history_mb += sum(event.ByteSize() for event in history.events) / 1e6

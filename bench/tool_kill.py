@@ -44,7 +44,7 @@ from muster.job import Jobs
 from store.database import Database
 from store.schema import tool_ledger
 from workflows import option
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import workflow_options
 
 JOBS = 4
 """Jobs at a time."""
@@ -163,10 +163,7 @@ async def _agents_and_model(client: Client, database: Database, model: str) -> A
     agents = Worker(
         client,
         task_queue=AGENTS_QUEUE,
-        workflows=WORKFLOWS,
-        workflow_runner=workflow_runner(),
-        interceptors=INTERCEPTORS,
-        workflow_failure_exception_types=FAILURE_TYPES,
+        **workflow_options(),
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)

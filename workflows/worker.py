@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from pydantic import ValidationError
-from temporalio.worker import Interceptor
+from temporalio.worker import Interceptor, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from contracts.error import MusterError
@@ -38,6 +40,25 @@ PASSTHROUGH = (
     "workflows.turn",
 )
 """Imported once for all jobs: they hold no state, and pydantic classes are slow to build."""
+
+
+class WorkflowOptions(TypedDict):
+    """Keyword arguments that `Worker` and `Replayer` share."""
+
+    workflows: list[type]
+    workflow_runner: WorkflowRunner
+    interceptors: list[Interceptor]
+    workflow_failure_exception_types: list[type[BaseException]]
+
+
+def workflow_options(runner: WorkflowRunner | None = None) -> WorkflowOptions:
+    """Return what whoever runs or replays our workflows gives; `runner` is ours by default."""
+    return WorkflowOptions(
+        workflows=WORKFLOWS,
+        workflow_runner=runner or workflow_runner(),
+        interceptors=INTERCEPTORS,
+        workflow_failure_exception_types=FAILURE_TYPES,
+    )
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:

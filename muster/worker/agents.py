@@ -14,7 +14,7 @@ from muster.stack.namespace import check_namespace
 from muster.worker.lifecycle import run_until, stop_event
 from muster.worker.tools import database_url
 from store.database import Database
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import workflow_options
 
 
 async def main(settings: Settings) -> None:
@@ -29,10 +29,7 @@ async def main(settings: Settings) -> None:
         worker = Worker(
             client,
             task_queue=AGENTS_QUEUE,
-            workflows=WORKFLOWS,
-            workflow_runner=workflow_runner(),
-            interceptors=INTERCEPTORS,
-            workflow_failure_exception_types=FAILURE_TYPES,
+            **workflow_options(),
             max_cached_workflows=settings.max_cached_workflows,
             max_concurrent_workflow_tasks=settings.max_workflow_tasks,
             graceful_shutdown_timeout=settings.drain_timeout,

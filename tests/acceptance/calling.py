@@ -24,7 +24,7 @@ from store.database import Database
 from store.schema import tool_ledger
 from tests.inference_service.harness import harness
 from tests.inference_service.serving import serving
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import workflow_options
 
 Handle = WorkflowHandle[Any, AgentJobResult]
 Reply = dict[str, Any]
@@ -116,10 +116,7 @@ async def calling(
             Worker(
                 client,
                 task_queue=AGENTS_QUEUE,
-                workflows=WORKFLOWS,
-                workflow_runner=workflow_runner(),
-                interceptors=INTERCEPTORS,
-                workflow_failure_exception_types=FAILURE_TYPES,
+                **workflow_options(),
             )
         )
         yield Calling(client, database, name)

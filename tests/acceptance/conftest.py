@@ -26,7 +26,7 @@ from muster.report import JobReport
 from store.database import Database
 from store.schema import step_ledger
 from tests.stack.command_line import CommandLine
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import workflow_options
 
 TOOLS = Path(__file__).parent / "tool"
 
@@ -62,10 +62,7 @@ class Stage:
     async def replay_all(self) -> int:
         """Replay every closed job's history on this code; return how many there were."""
         replayer = Replayer(
-            workflows=WORKFLOWS,
-            workflow_runner=workflow_runner(),
-            interceptors=INTERCEPTORS,
-            workflow_failure_exception_types=FAILURE_TYPES,
+            **workflow_options(),
             data_converter=self.client.data_converter,
         )
         query = f'WorkflowType = "{AGENT_WORKFLOW}" AND ExecutionStatus != "Running"'

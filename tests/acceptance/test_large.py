@@ -26,7 +26,7 @@ from store.database import Database
 from tests.activities.conftest import BAD
 from tests.inference_service.harness import harness
 from tests.inference_service.serving import serving
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import workflow_options
 
 LONG = SimulatedConfig(time_scale=0.0, max_model_len=5_000_000, num_blocks=160_000)
 DEADLINE_S = 60.0
@@ -55,10 +55,7 @@ async def run(
             Worker(
                 client,
                 task_queue=AGENTS_QUEUE,
-                workflows=WORKFLOWS,
-                workflow_runner=workflow_runner(),
-                interceptors=INTERCEPTORS,
-                workflow_failure_exception_types=FAILURE_TYPES,
+                **workflow_options(),
             )
         )
         async with asyncio.timeout(DEADLINE_S):

@@ -20,7 +20,7 @@ from contracts.job import JobStatus
 from contracts.name import AGENTS_QUEUE, TOOLS_QUEUE, continue_queue, start_queue
 from muster.job import Jobs
 from tests.workflows.peer import Peer, Script
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import workflow_options
 
 MODEL = "scripted"
 DEADLINE_S = 30.0
@@ -88,10 +88,7 @@ class Stage:
             Worker(
                 self.client,
                 task_queue=AGENTS_QUEUE,
-                workflows=WORKFLOWS,
-                workflow_runner=workflow_runner(),
-                interceptors=INTERCEPTORS,
-                workflow_failure_exception_types=FAILURE_TYPES,
+                **workflow_options(),
             )
         )
 

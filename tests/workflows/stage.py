@@ -29,7 +29,7 @@ from contracts.name import (
     start_queue,
 )
 from tests.workflows.peer import Peer, Reply, Script
-from workflows.worker import FAILURE_TYPES, INTERCEPTORS, WORKFLOWS, workflow_runner
+from workflows.worker import WORKFLOWS, workflow_options
 
 MODEL = "scripted"
 DEADLINE_S = 30.0
@@ -64,13 +64,9 @@ async def within(awaitable: Awaitable[T]) -> T:
 
 async def replay(history: WorkflowHistory, workflows: list[type] = WORKFLOWS) -> None:
     """Replay a history on today's code; raises if the two differ."""
-    replayer = Replayer(
-        workflows=workflows,
-        data_converter=pydantic_data_converter,
-        workflow_runner=workflow_runner(),
-        interceptors=INTERCEPTORS,
-        workflow_failure_exception_types=FAILURE_TYPES,
-    )
+    options = workflow_options()
+    options["workflows"] = workflows
+    replayer = Replayer(**options, data_converter=pydantic_data_converter)
     await replayer.replay_workflow(history)
 
 
@@ -153,10 +149,7 @@ class Stage:
         worker = Worker(
             self.client,
             task_queue=AGENTS_QUEUE,
-            workflows=WORKFLOWS,
-            workflow_runner=workflow_runner(),
-            interceptors=INTERCEPTORS,
-            workflow_failure_exception_types=FAILURE_TYPES,
+            **workflow_options(),
             max_cached_workflows=max_cached_workflows,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         )
