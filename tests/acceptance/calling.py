@@ -10,8 +10,6 @@ from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
@@ -60,26 +58,6 @@ class Calling:
             result_type=AgentJobResult,
         )
         return handle
-
-    async def reset(self, handle: Handle, *, before_task: int) -> Handle:
-        """Reset a job to the end of its n-th finished workflow task, the first is 0."""
-        events = (await handle.fetch_history()).events
-        tasks = [
-            e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes")
-        ]
-        answer = await self.client.workflow_service.reset_workflow_execution(
-            ResetWorkflowExecutionRequest(
-                namespace=self.client.namespace,
-                workflow_execution=WorkflowExecution(workflow_id=handle.id),
-                reason="a test",
-                workflow_task_finish_event_id=tasks[before_task],
-                request_id=str(uuid4()),
-            )
-        )
-        again: Handle = self.client.get_workflow_handle(
-            handle.id, run_id=answer.run_id, result_type=AgentJobResult
-        )
-        return again
 
     async def ledger(self, job_id: str) -> list[sa.Row[Any]]:
         """Return the ledger's rows of a job's calls, in order."""

@@ -15,7 +15,7 @@ from muster.stack.worker import QUEUES, waiting_tasks
 from store.database import Database
 from tests.acceptance.calling import asks, calling, says
 from tests.activities.conftest import GOOD
-from tests.activities.good_tool import GATES, Gate
+from tests.activities.good_tool import Gate, gate_named
 
 DEADLINE_S = 30.0
 LIMIT, CALLS = 2, 6
@@ -23,9 +23,8 @@ LIMIT, CALLS = 2, 6
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    GATES["pool"] = Gate()
-    yield GATES["pool"]
-    GATES.pop("pool").go_on.set()
+    with gate_named("pool") as found:
+        yield found
 
 
 async def test_sync_calls_over_the_pool_wait_on_the_task_queue_and_are_counted_there(

@@ -17,7 +17,8 @@ from muster.job import Jobs
 from store.database import Database
 from tests.acceptance.calling import asks, calling, says
 from tests.activities.conftest import BAD, GOOD, HttpServer, http_server
-from tests.activities.good_tool import GATES, Gate
+from tests.activities.good_tool import Gate, gate_named
+from tests.workflows.stage import reset
 
 __all__ = ["http_server"]
 
@@ -111,7 +112,7 @@ async def test_a_reset_job_makes_later_calls_under_new_keys_and_keeps_what_it_ha
         handle = await stage.start(agent(tool("pay")))
         first = str((await handle.result()).answer).split()
         # Tasks: open the job, step 1, call 1, step 2 …: the last one kept schedules step 2.
-        again = await stage.reset(handle, before_task=3)
+        again = await reset(temporal_client, handle, after_task=3)
         second = str((await again.result()).answer).split()
         rows = await stage.ledger(handle.id)
     assert len(first) == len(second) == 2
@@ -134,16 +135,15 @@ async def test_a_reset_to_the_middle_of_a_turn_answers_its_finished_call_from_th
     async with calling(temporal_client, database, model) as stage, asyncio.timeout(DEADLINE_S):
         handle = await stage.start(agent(tool("get")))
         assert (await handle.result()).answer == "first"
-        again = await stage.reset(handle, before_task=2)  # it schedules the call
+        again = await reset(temporal_client, handle, after_task=2)  # it schedules the call
         assert (await again.result()).answer == "first"
     assert http_server.requests == 1
 
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    GATES["slow"] = Gate()
-    yield GATES["slow"]
-    GATES.pop("slow").go_on.set()
+    with gate_named("slow") as found:
+        yield found
 
 
 async def test_results_that_a_cancelled_job_had_are_kept(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -103,6 +105,14 @@ class Gate:
 
 
 GATES: dict[str, Gate] = {}
+
+
+@contextmanager
+def gate_named(name: str) -> Iterator[Gate]:
+    """Set up a gate for tools that are given its name; it is open at last."""
+    GATES[name] = Gate()
+    yield GATES[name]
+    GATES.pop(name).go_on.set()
 
 
 def wait(gate: str) -> str:

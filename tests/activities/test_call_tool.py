@@ -21,7 +21,7 @@ from store.attempt import AttemptOutcome
 from store.database import Database
 from store.tool_ledger import ToolLedger
 from tests.activities.conftest import GOOD, Caller, HttpServer, environment, request
-from tests.activities.good_tool import GATES, Gate
+from tests.activities.good_tool import GATES, Gate, gate_named
 
 CALL_ID = "job-1/b/1/0"
 DEADLINE_S = 10.0
@@ -37,9 +37,8 @@ async def _set(event: threading.Event) -> None:
 
 @pytest.fixture
 def gate(request: pytest.FixtureRequest) -> Iterator[Gate]:
-    GATES[request.node.name] = Gate()
-    yield GATES[request.node.name]
-    GATES.pop(request.node.name).go_on.set()
+    with gate_named(request.node.name) as found:
+        yield found
 
 
 def _gate_name(gate: Gate) -> str:

@@ -19,7 +19,7 @@ from contracts.tool import CallToolInput, CallToolResult
 from store.database import Database
 from store.tool_ledger import ToolLedger
 from tests.activities.conftest import GOOD, HttpServer, request
-from tests.activities.good_tool import GATES, Gate
+from tests.activities.good_tool import Gate, gate_named
 from tests.activities.one_call import OneCall, OneCallWorkflow, tool_worker
 
 DEADLINE_S = 30.0
@@ -126,9 +126,8 @@ async def _start_worker(address: str, database_url: str, queue: str) -> asyncio.
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    GATES["temporal"] = Gate()
-    yield GATES["temporal"]
-    GATES.pop("temporal").go_on.set()
+    with gate_named("temporal") as found:
+        yield found
 
 
 async def test_cancelling_the_workflow_reaches_the_running_tool_at_once(

@@ -187,24 +187,28 @@ class Stage:
 
     async def reset_to_first_step(self, handle: JobHandle) -> JobHandle:
         """Reset a job to the workflow task that scheduled its first LLM step."""
-        events = (await handle.fetch_history()).events
-        tasks = [
-            e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes")
-        ]
-        answer = await self.client.workflow_service.reset_workflow_execution(
-            ResetWorkflowExecutionRequest(
-                namespace=self.client.namespace,
-                workflow_execution=WorkflowExecution(workflow_id=handle.id),
-                reason="a test",
-                workflow_task_finish_event_id=tasks[1],
-                request_id=str(uuid4()),
-            )
-        )
-        again: JobHandle = self.client.get_workflow_handle(
-            handle.id, run_id=answer.run_id, result_type=AgentJobResult
-        )
+        again = await reset(self.client, handle, after_task=1)
         self.handles.append(again)
         return again
+
+
+async def reset(client: Client, handle: JobHandle, *, after_task: int) -> JobHandle:
+    """Reset a job to the end of its n-th finished workflow task; the first is 0."""
+    events = (await handle.fetch_history()).events
+    tasks = [e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes")]
+    answer = await client.workflow_service.reset_workflow_execution(
+        ResetWorkflowExecutionRequest(
+            namespace=client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=handle.id),
+            reason="a test",
+            workflow_task_finish_event_id=tasks[after_task],
+            request_id=str(uuid4()),
+        )
+    )
+    again: JobHandle = client.get_workflow_handle(
+        handle.id, run_id=answer.run_id, result_type=AgentJobResult
+    )
+    return again
 
 
 async def progress(handle: JobHandle) -> JobProgress:
