@@ -25,7 +25,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 from pydantic import JsonValue
 
-from activities.kind.query import Query, StatementError, Table, numbered, parameter_names
+from activities.kind.query import Query, StatementError, Table, numbered
 from contracts.error import BadInputError, UnavailableError
 
 MAX_CONNECTIONS = 4
@@ -157,8 +157,7 @@ async def _answer(connection: asyncpg.Connection, query: Query) -> dict[str, Jso
     limit_ms = max(int(query.timeout_s * SERVER_SHARE * 1000), 1)
     # As a query, it takes the snapshot too.
     await connection.fetchval("select set_config('statement_timeout', $1, true)", str(limit_ms))
-    names = parameter_names(query.statement) if query.is_template else []
-    text = numbered(query.statement) if query.is_template else query.statement
+    text, names = numbered(query.statement) if query.is_template else (query.statement, [])
     statement = await connection.prepare(text)
     types = [each.name for each in statement.get_parameters()]
     values = [_value(query, name, kind) for name, kind in zip(names, types, strict=True)]

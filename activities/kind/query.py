@@ -52,12 +52,13 @@ class Query:
 
 def parameter_names(statement: str) -> list[str]:
     """Return the names of the `:name` parameters of a statement, in order, each once."""
-    return list(dict.fromkeys(_compiled(statement, "numeric_dollar").positiontup or ()))
+    return numbered(statement)[1]
 
 
-def numbered(statement: str) -> str:
-    """Return the statement with `$1`, `$2` … in place of its names, in their order."""
-    return _compiled(statement, "numeric_dollar").string
+def numbered(statement: str) -> tuple[str, list[str]]:
+    """Return the statement with `$1`, `$2` … in place of its names, and those, in their order."""
+    compiled = _compiled(statement, "numeric_dollar")
+    return compiled.string, list(dict.fromkeys(compiled.positiontup or ()))
 
 
 def named(statement: str) -> str:
