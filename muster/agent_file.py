@@ -87,14 +87,14 @@ def check_tools(agent: AgentFile, tool_path: Sequence[Path]) -> None:
 
 def _check_rules(agent: AgentFile) -> None:
     """Check by what rules calls need approval; raises `FileValueError`."""
-    from activities.approval import check_rule
-
     found: list[tuple[KeyPath, ToolRef | SubAgent]] = []
     found += [(("tools", index), each) for index, each in enumerate(agent.spec.tools)]
     found += [(("agents", index), each) for index, each in enumerate(agent.spec.agents)]
     for place, each in found:
         if each.approval_policy is None or each.approval_policy.when is None:
             continue
+        from activities.approval import check_rule
+
         try:
             check_rule(each.tool_name, each.approval_policy.when)
         except BadInputError as error:
