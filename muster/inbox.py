@@ -136,8 +136,7 @@ class People:
         Raises `BadInputError` if the job refuses it or has ended, `UnavailableError` if nobody
         takes it.
         """
-        again = f"again with --id {decision.id}"
-        await deliver(self._handle(job_id), DECIDE_UPDATE, decision, "decision", again=again)
+        await deliver(self._handle(job_id), DECIDE_UPDATE, decision, "decision")
 
     async def pause(self, job_id: str, request: PauseRequest) -> None:
         """Pause a job; raises as `decide` does."""

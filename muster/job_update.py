@@ -7,7 +7,7 @@ import getpass
 from datetime import timedelta
 from uuid import uuid4
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from temporalio.client import (
     WorkflowExecutionStatus,
     WorkflowHandle,
@@ -17,10 +17,10 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.approval import Decision, PauseRequest, Verdict
+from contracts.approval import Decision, PauseRequest, PersonName, Verdict
 from contracts.error import BadInputError, LimitExceededError, UnavailableError
 from contracts.job import JobMessage
-from contracts.limit import MAX_DECISION_ID_CHARS, MAX_REASON_CHARS
+from contracts.limit import MAX_REASON_CHARS
 from muster.job_error import explained
 from muster.job_row import row_of
 
@@ -30,33 +30,37 @@ PATIENCE = timedelta(seconds=30)
 ATTEMPT_TIMEOUT = timedelta(seconds=5)
 RETRY_S = 0.1
 
+_PERSON: TypeAdapter[str] = TypeAdapter(PersonName)
+
 _OVER = "AcceptedUpdateCompletedWorkflow"
 """Temporal's failure of an update whose run ended; the job may go on in another."""
 
 
-def new_decision(
-    call_id: str, verdict: Verdict, *, by: str, reason: str = "", decision_id: str | None = None
-) -> Decision:
-    """Return a decision with an id of its own; raises `BadInputError` for what cannot be one."""
-    _check_size("the reason", reason, MAX_REASON_CHARS)
-    _check_size("the decision's id", decision_id or "", MAX_DECISION_ID_CHARS)
-    if decision_id == "":
-        raise BadInputError("the decision's id is empty", hint="leave it out, or name the decision")
-    try:
-        return Decision(
-            id=decision_id or uuid4().hex, call_id=call_id, verdict=verdict, by=by, reason=reason
-        )
-    except ValidationError as error:
-        raise _no_name(by, error) from None
+def new_decision(call_id: str, verdict: Verdict, *, by: str, reason: str = "") -> Decision:
+    """Return a decision with an id of its own; raises as `check_words` does."""
+    check_words(by, reason)
+    return Decision(id=uuid4().hex, call_id=call_id, verdict=verdict, by=by, reason=reason)
 
 
 def new_pause(*, by: str, reason: str = "") -> PauseRequest:
-    """Return a request to pause or resume; raises `BadInputError` for what cannot be one."""
-    _check_size("the reason", reason, MAX_REASON_CHARS)
+    """Return a request to pause or resume; raises as `check_words` does."""
+    check_words(by, reason)
+    return PauseRequest(id=uuid4().hex, by=by, reason=reason)
+
+
+def check_words(by: str, reason: str) -> None:
+    """Refuse what no job takes from people; raises `BadInputError` or `LimitExceededError`."""
+    if len(reason) > MAX_REASON_CHARS:
+        raise LimitExceededError(
+            "the reason", len(reason), MAX_REASON_CHARS, "characters", hint="make it shorter"
+        )
     try:
-        return PauseRequest(id=uuid4().hex, by=by, reason=reason)
-    except ValidationError as error:
-        raise _no_name(by, error) from None
+        _PERSON.validate_python(by)
+    except ValidationError:
+        raise BadInputError(
+            f"{by[:80]!r} is not the name of a person",
+            hint="--by NAME: 1 to 64 characters, no spaces, quotes, commas or |",
+        ) from None
 
 
 def current_person() -> str:
@@ -68,20 +72,6 @@ def current_person() -> str:
     if not name:
         raise BadInputError("your account has no name here", hint="say who you are with --by")
     return name
-
-
-def _check_size(what: str, text: str, limit: int) -> None:
-    if len(text) > limit:
-        raise LimitExceededError(what, len(text), limit, "characters", hint="make it shorter")
-
-
-def _no_name(by: str, error: ValidationError) -> BadInputError:
-    if error.errors()[0]["loc"] != ("by",):
-        return BadInputError(f"this is no decision: {error.errors()[0]['msg']}")
-    return BadInputError(
-        f"{by[:80]!r} is no name of a person who decides",
-        hint="--by NAME: 1 to 64 characters, no spaces, quotes, commas or |",
-    )
 
 
 async def deliver(

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 from collections.abc import Sequence
 from typing import Annotated
-from uuid import uuid4
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 
-from contracts.approval import Decision, PauseRequest, Verdict
-from contracts.error import BadInputError, LimitExceededError
-from contracts.limit import MAX_REASON_CHARS
+from contracts.approval import Verdict
 from muster.cli.option import DataDir, JobArgument, Json
 from muster.cli.view import console, json_text, printable
 from muster.connection import connect
 from muster.inbox import Inbox, InboxEntry, People
 from muster.job_id import check_job_id
+from muster.job_update import check_words, current_person, new_decision, new_pause
 from muster.settings import Settings, load_settings
 
 CallArgument = Annotated[
@@ -59,9 +55,7 @@ def approve(
 ) -> None:
     """Approve a call that waits for it."""
     settings = load_settings(data_dir=data_dir)
-    check_job_id(job)
-    who = by or getpass.getuser()
-    asyncio.run(_decide(settings, job, call, Verdict.APPROVE, who, reason, as_json=as_json))
+    asyncio.run(_decide(settings, job, call, Verdict.APPROVE, by, reason, as_json=as_json))
 
 
 def deny(
@@ -74,9 +68,7 @@ def deny(
 ) -> None:
     """Deny a call that waits for approval; the model is told, and the job goes on."""
     settings = load_settings(data_dir=data_dir)
-    check_job_id(job)
-    who = by or getpass.getuser()
-    asyncio.run(_decide(settings, job, call, Verdict.DENY, who, reason, as_json=as_json))
+    asyncio.run(_decide(settings, job, call, Verdict.DENY, by, reason, as_json=as_json))
 
 
 def pause(
@@ -88,8 +80,7 @@ def pause(
 ) -> None:
     """Pause a job: what runs goes on to its end, nothing new is begun."""
     settings = load_settings(data_dir=data_dir)
-    check_job_id(job)
-    asyncio.run(_pause(settings, job, by or getpass.getuser(), reason, as_json=as_json))
+    asyncio.run(_pause(settings, job, by, reason, as_json=as_json))
 
 
 def resume(
@@ -97,8 +88,7 @@ def resume(
 ) -> None:
     """Let a paused job go on."""
     settings = load_settings(data_dir=data_dir)
-    check_job_id(job)
-    asyncio.run(_resume(settings, job, by or getpass.getuser(), as_json=as_json))
+    asyncio.run(_resume(settings, job, by, as_json=as_json))
 
 
 async def _approvals(
@@ -130,18 +120,17 @@ async def _decide(
     job_id: str,
     call: str | None,
     verdict: Verdict,
-    by: str,
+    by: str | None,
     reason: str,
     *,
     as_json: bool,
 ) -> None:
-    _check_words(by, reason)
+    check_job_id(job_id)
+    by = by or current_person()
+    check_words(by, reason)
     people = People(await connect(settings))
     meant = await people.find_call(job_id, call)
-    decision = Decision(
-        id=uuid4().hex, call_id=meant.call_id, verdict=verdict, by=by, reason=reason
-    )
-    await people.decide(job_id, decision)
+    await people.decide(job_id, new_decision(meant.call_id, verdict, by=by, reason=reason))
     if as_json:
         fields = {"job_id": job_id, "call_id": meant.call_id, "verdict": verdict.value, "by": by}
         typer.echo(json_text(fields))
@@ -152,9 +141,11 @@ async def _decide(
     typer.echo(printable(f"{meant.tool}({meant.arguments}): {done} by {by}{more}"))
 
 
-async def _pause(settings: Settings, job_id: str, by: str, reason: str, *, as_json: bool) -> None:
-    _check_words(by, reason)
-    request = PauseRequest(id=uuid4().hex, by=by, reason=reason)
+async def _pause(
+    settings: Settings, job_id: str, by: str | None, reason: str, *, as_json: bool
+) -> None:
+    check_job_id(job_id)
+    request = new_pause(by=by or current_person(), reason=reason)
     await People(await connect(settings)).pause(job_id, request)
     if as_json:
         typer.echo(json_text({"job_id": job_id, "is_paused": True}))
@@ -162,29 +153,14 @@ async def _pause(settings: Settings, job_id: str, by: str, reason: str, *, as_js
         typer.echo(f"job {job_id} is paused; muster resume {job_id}")
 
 
-async def _resume(settings: Settings, job_id: str, by: str, *, as_json: bool) -> None:
-    _check_words(by, "")
-    request = PauseRequest(id=uuid4().hex, by=by)
+async def _resume(settings: Settings, job_id: str, by: str | None, *, as_json: bool) -> None:
+    check_job_id(job_id)
+    request = new_pause(by=by or current_person())
     await People(await connect(settings)).resume(job_id, request)
     if as_json:
         typer.echo(json_text({"job_id": job_id, "is_paused": False}))
     else:
         typer.echo(f"job {job_id} goes on")
-
-
-def _check_words(by: str, reason: str) -> None:
-    """Refuse what no decision takes; raises `BadInputError` or `LimitExceededError`."""
-    if len(reason) > MAX_REASON_CHARS:
-        raise LimitExceededError(
-            "the reason", len(reason), MAX_REASON_CHARS, "characters", hint="shorten --reason"
-        )
-    try:
-        PauseRequest(id="checked", by=by)
-    except ValidationError:
-        raise BadInputError(
-            f"{by[:80]!r} is not the name of a person",
-            hint="--by takes 1 to 64 characters, without spaces, quotes, commas and bars",
-        ) from None
 
 
 def _table(found: Sequence[InboxEntry]) -> Table:
