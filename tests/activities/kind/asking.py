@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from activities.kind.sql import SqlTools
+from activities.secret import Secrets
 from contracts.agent import ToolRef
+
+
+@pytest.fixture
+async def tools() -> AsyncIterator[SqlTools]:
+    """Return the kind, closed at last."""
+    found = SqlTools(Secrets())
+    yield found
+    await found.close()
 
 
 def database(url: str, **given: Any) -> ToolRef:

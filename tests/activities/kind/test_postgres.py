@@ -15,20 +15,14 @@ from activities.error_map import FailureKind, classify
 from activities.kind.postgres import MAX_CONNECTIONS
 from activities.kind.query import StatementError
 from activities.kind.sql import SqlTools
-from activities.secret import Secrets
 from contracts.agent import ToolRef
 from contracts.error import BadInputError, UnavailableError
 from muster.stack.port import free_port
-from tests.activities.kind.asking import ask, database
+from tests.activities.kind.asking import ask, database, tools
+
+__all__ = ["tools"]
 
 DEADLINE_S = 20.0
-
-
-@pytest.fixture
-async def tools() -> AsyncIterator[SqlTools]:
-    found = SqlTools(Secrets())
-    yield found
-    await found.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,19 +12,13 @@ import pytest
 from activities.error_map import FailureKind, classify
 from activities.kind.query import StatementError
 from activities.kind.sql import SqlTools
-from activities.secret import Secrets
 from activities.tool import WrongArgumentsError
 from contracts.error import BadInputError, UnavailableError
-from tests.activities.kind.asking import ask, database
+from tests.activities.kind.asking import ask, database, tools
+
+__all__ = ["tools"]
 
 ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
-
-
-@pytest.fixture
-async def tools() -> AsyncIterator[SqlTools]:
-    found = SqlTools(Secrets())
-    yield found
-    await found.close()
 
 
 @pytest.fixture
