@@ -121,7 +121,8 @@ class Settings(BaseSettings):
     """Directories added to the tool worker's import path, separated by `:`; the current
     directory by default, so that a tool beside the agent file is found."""
     max_tool_calls: int = Field(64, ge=1, le=10_000)
-    """Tool calls one tool worker runs at once."""
+    """Tool calls one tool worker runs at once, each synchronous one in a thread of its own: this is
+    the pool. The rest waits on the server, in order of priority; `muster doctor` counts it."""
     max_workflow_tasks: int = Field(100, ge=2, le=10_000)
     """Workflow tasks one agent worker runs at once; Temporal's SDK default."""
     max_cached_workflows: int = Field(1_000, ge=0, le=100_000)
