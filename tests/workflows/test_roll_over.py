@@ -307,6 +307,7 @@ async def test_job_whose_next_run_begins_with_nearly_a_whole_payload_rolls_over(
     last, *_ = await rolling_stage.histories(handle)
     begun = last.events[0].workflow_execution_started_event_attributes
     assert begun.continued_execution_run_id
+    assert (await Jobs(rolling_stage.client).report(handle.id)).unread == ()
     assert len(begun.input.payloads[0].data) > 1_800_000
     contents = [m.content for m in script.steps[1].append]
     assert contents[:32] == [answer] * 32
