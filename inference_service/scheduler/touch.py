@@ -105,7 +105,6 @@ class Touches:
 
         `room`: blocks that nobody keeps and nothing runs in.
         """
-        self.next_look_s = None
         for session in away:
             blocks = self._kv.missing_blocks(session.chain)
             tokens = self._whole_tokens(session) + 1

@@ -79,6 +79,8 @@ class Life:
     sessions: dict[str, Sitting] = field(default_factory=dict)
     gone: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     touching: str | None = None
+    prewarming: str | None = None
+    """The session being touched, if that is a prewarm and its step must wait for it."""
     log: list[tuple[Event | None, float, list[Decision]]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     """Times that each step was dispatched, less the times it has ended."""
@@ -157,11 +159,11 @@ class Life:
             case StepFailed(step_id):
                 self.forget(self._ended(step_id).id)
             case TouchDone():
-                self.touching = None
+                self.touching = self.prewarming = None
             case EngineLost():
                 for step_id in list(self.running()):
                     self.forget(self._ended(step_id).id)
-                self.touching = None
+                self.touching = self.prewarming = None
             case SessionEnded(session_id):
                 self.forget(session_id)
             case CapacityChanged():
@@ -192,6 +194,8 @@ class Life:
         """Note that the scheduler knows a session no more."""
         if session := self.sessions.pop(session_id, None):
             self.gone[session_id] = session.path
+            if self.prewarming == session_id:
+                self.prewarming = None
 
     def forget_waiting(self, step_id: str) -> None:
         """Note that a waiting step is gone, and its session with it."""
@@ -248,10 +252,14 @@ class Life:
                 assert session.place is not Place.RUNNING
                 assert 0 < num_tokens <= session.path[-1].end
                 self.touching = session_id
+                if isinstance(decision, Prewarm):
+                    assert not self.running(), "the engine has something else to do"
+                    self.prewarming = session_id
 
     def _dispatch(self, step_id: str) -> None:
         waiting = {s.step.step_id: s for s in self.at(Place.READY) if s.step}
         session = waiting.pop(step_id)
+        assert session.id != self.prewarming, "what a prewarm computes is computed twice"
         session.place = Place.RUNNING
         self.ends[step_id] = self.ends.get(step_id, 0) + 1
         assert self.ends[step_id] == 1, "a step is in the engine once"
@@ -277,10 +285,16 @@ class Life:
         view = self.scheduler.view(self.now)
         assert view.acting == len(self.at(Place.ACTING))
         acting = any(s for s in self.at(Place.ACTING))
-        if ready and not running and not self.touching:
+        if not running and any(not self._may_wait_for_touch(session) for session in ready):
             assert acting, "an idle engine, nothing to wait for, and a step that fits"
             assert self.scheduler.next_wake(self.now) is not None
         self._check_overtaken()
+
+    def _may_wait_for_touch(self, session: Sitting) -> bool:
+        """Whether a step may wait for a touch: for a prewarm of its own, or before a refresh."""
+        if self.settings.refresh:
+            return self.touching is not None
+        return self.prewarming == session.id
 
     def _check_overtaken(self) -> None:
         waiting = {s.step.step_id: s for s in self.at(Place.READY) if s.step}

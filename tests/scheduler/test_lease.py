@@ -14,7 +14,7 @@ from inference_service.scheduler.event import (
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.touch import MIN_PREWARMS
 from tests.scheduler.life import Life
-from tests.scheduler.step import finish, keep, new_life, new_step, next_step
+from tests.scheduler.step import finish, keep, learn, new_life, new_step, next_step
 
 KEEP = SchedulerSettings(reserve=False, refresh=False, prewarm=False)
 
@@ -22,19 +22,6 @@ KEEP = SchedulerSettings(reserve=False, refresh=False, prewarm=False)
 def kept(life: Life) -> set[str]:
     """Return the sessions whose KV is kept while their tools are out."""
     return {lease.session for lease in life.scheduler.view(life.now).leases}
-
-
-def learn(life: Life, tool: str, gap_s: float, times: int = 30) -> None:
-    """Let sessions come back from a tool after so long."""
-    for number in range(times):
-        name = f"{tool}{number}"
-        life.tell(new_step(name, 30))
-        life.now += 0.03  # a token in a millisecond
-        finish(life, name, tool)
-        life.now += gap_s
-        life.tell(next_step(life, name, 5))
-        life.now += 0.005
-        finish(life, name, "")
 
 
 def test_session_expected_back_last_gives_way_first() -> None:
