@@ -6,7 +6,7 @@ Theory of operation. A *step* is in exactly one place:
     Dispatch       READY -> PREFILL
     FirstToken     PREFILL -> DECODE
     StepFinished   PREFILL | DECODE -> gone; its session acts
-    StepFailed     PREFILL | DECODE -> gone; its session is forgotten, a retry comes back as known
+    StepFailed     PREFILL | DECODE -> gone; its session is forgotten, but a retry finds its place
     StepCancelled  READY -> gone; PREFILL | DECODE -> Abort is ordered, gone at StepFailed
     Shed           READY -> gone: deadline or time to live over, or its fan-out group resolved
 

@@ -24,6 +24,7 @@ from inference_service.scheduler.event import (
     FirstToken,
     Node,
     SessionEnded,
+    SessionIdle,
     StepFailed,
     StepFinished,
     StepReady,
@@ -78,6 +79,8 @@ class Life:
     now: float = 0.0
     sessions: dict[str, Sitting] = field(default_factory=dict)
     gone: dict[str, tuple[Node, ...]] = field(default_factory=dict)
+    former: set[str] = field(default_factory=set[str])
+    """Sessions gone by a failed step: they are admitted already if they come back."""
     touching: str | None = None
     prewarming: str | None = None
     """The session being touched, if that is a prewarm and its step must wait for it."""
@@ -157,15 +160,18 @@ class Life:
                 session.place, session.step = Place.ACTING, None
                 session.ended = len(self.log)
             case StepFailed(step_id):
-                self.forget(self._ended(step_id).id)
+                self._fail(step_id)
             case TouchDone():
                 self.touching = self.prewarming = None
             case EngineLost():
                 for step_id in list(self.running()):
-                    self.forget(self._ended(step_id).id)
+                    self._fail(step_id)
                 self.touching = self.prewarming = None
             case SessionEnded(session_id):
                 self.forget(session_id)
+                self.former.discard(session_id)
+            case SessionIdle(session_id):
+                self.former.discard(session_id)
             case CapacityChanged():
                 self.shrunk |= (
                     event.num_blocks < self.capacity.num_blocks
@@ -179,7 +185,8 @@ class Life:
         session = self.sessions.get(ready.session)
         if session is None:
             session = self.sessions[ready.session] = Sitting(ready.session, ready.path)
-            session.is_admitted = not ready.is_new
+            session.is_admitted = not ready.is_new or ready.session in self.former
+            self.former.discard(ready.session)
         session.path, session.place, session.step = ready.path, Place.READY, ready
         session.has_token = session.is_aborting = False
         self.num_arrivals += 1
@@ -189,6 +196,11 @@ class Life:
         session = self.running()[step_id]
         self.ends[step_id] -= 1
         return session
+
+    def _fail(self, step_id: str) -> None:
+        session = self._ended(step_id)
+        self.forget(session.id)
+        self.former.add(session.id)
 
     def forget(self, session_id: str) -> None:
         """Note that the scheduler knows a session no more."""

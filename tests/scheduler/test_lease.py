@@ -11,6 +11,7 @@ from inference_service.scheduler.event import (
     StepFinished,
     TouchDone,
 )
+from inference_service.scheduler.lease import PATROL
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.touch import MIN_PREWARMS
 from tests.scheduler.life import Life
@@ -78,6 +79,24 @@ def test_lease_of_a_session_of_which_no_more_is_told_ends() -> None:
     life.now += 86_400.0
     life.schedule()
     assert kept(life) == set()
+
+
+def test_lease_ends_behind_any_number_of_sessions_that_may_return() -> None:
+    life = new_life(KEEP, num_blocks=1_000)
+    learn(life, "quick", 1.0, times=100)
+    learn(life, "slow", 1_000.0)
+    slow = [f"s{number}" for number in range(2 * PATROL)]
+    keep(life, *(new_step(name, 30) for name in slow), tool="slow")
+    keep(life, new_step("hangs", 30), tool="quick")
+    life.now += 900.0
+    for _ in range(3):
+        life.schedule()
+    assert life.scheduler.view(life.now).kept == len(slow)
+    life.tell(SessionEnded(slow[0]))
+    keep(life, new_step("another", 30), tool="quick")
+    life.now += 80.0
+    life.tell(next_step(life, slow[1], 5))
+    assert life.scheduler.view(life.now).kept == len(slow), "of those that are back too"
 
 
 def test_session_that_lost_its_lease_goes_on_all_the_same() -> None:
