@@ -217,7 +217,7 @@ class ReadyCohort:
             disagreements=self._places.disagreements,
             disagreement_tokens=self._places.disagreement_tokens,
             yielded=self._room.yielded,
-            overhead=self._touches.view(),
+            prewarm_hits=self._touches.prewarm_hits,
             leases=tuple(
                 lease_view(
                     session,

@@ -20,7 +20,6 @@ from inference_service.scheduler.gap import GapModel
 from inference_service.scheduler.kv_model import KVModel
 from inference_service.scheduler.rate import RateModel
 from inference_service.scheduler.session import Session, State
-from inference_service.scheduler.view import OverheadView
 
 MIN_PREWARMS = 5
 MIN_HIT_SHARE = 0.5
@@ -47,20 +46,19 @@ class _Record:
 
 
 class Touches:
-    """Chooses touches, one at a time, and accounts for them."""
+    """Chooses touches, one at a time, and notes which prewarms were of use."""
 
     def __init__(self, kv: KVModel, gaps: GapModel, rate: RateModel) -> None:
         self.under_way: Session | None = None
+        self.prewarm_hits = 0
+        """Prewarmed sessions whose next step found all of that cached."""
         self.next_look_s: float | None = None
         """When a prewarm may fall due, if nothing happens before."""
         self._kv = kv
         self._gaps = gaps
         self._rate = rate
         self._is_prewarm = False
-        self._uncomputed = 0
         self._records: dict[str, _Record] = {}
-        self._refreshes = self._refresh_tokens = 0
-        self._prewarms = self._prewarm_tokens = self._prewarm_hits = 0
 
     @property
     def is_refreshing(self) -> bool:
@@ -95,9 +93,7 @@ class Touches:
         """Begin to refresh a session that is at risk."""
         tokens = self._refreshable_tokens(session)
         assert tokens and self.under_way is None, (session, self.under_way)
-        self._begin(session, 1)
-        self._refreshes += 1
-        self._refresh_tokens += 1
+        self._begin(session)
         return Refresh(session.id, tokens + 1)
 
     def prewarm(self, away: Iterable[Session], room: int, now: float) -> Prewarm | None:
@@ -122,10 +118,8 @@ class Touches:
                 continue
             if any(self._kv.at_risk(blocks + 1, session.chain)):
                 continue
-            self._begin(session, blocks * self._kv.block_size + 1, is_prewarm=True)
+            self._begin(session, is_prewarm=True)
             self._record(session.gap_key).prewarms += 1
-            self._prewarms += 1
-            self._prewarm_tokens += self._uncomputed
             session.prewarmed_tokens = tokens - 1
             return Prewarm(session.id, tokens)
         return None
@@ -151,7 +145,7 @@ class Touches:
         if session.prewarmed_tokens:
             is_hit = cached_tokens >= session.prewarmed_tokens
             self._record(session.gap_key).hits += is_hit
-            self._prewarm_hits += is_hit
+            self.prewarm_hits += is_hit
             session.prewarmed_tokens = 0
 
     def lost(self) -> None:
@@ -159,16 +153,6 @@ class Touches:
         if self.under_way:
             self.under_way.is_touching = False
         self.under_way = None
-
-    def view(self) -> OverheadView:
-        """Return what touches have cost and brought."""
-        return OverheadView(
-            refreshes=self._refreshes,
-            refresh_tokens=self._refresh_tokens,
-            prewarms=self._prewarms,
-            prewarm_tokens=self._prewarm_tokens,
-            prewarm_hits=self._prewarm_hits,
-        )
 
     def _record(self, key: str) -> _Record:
         if key not in self._records and len(self._records) == MAX_RECORDS:
@@ -182,9 +166,8 @@ class Touches:
         """Return the tokens of a context's whole blocks, at least one token left over."""
         return (session.tokens - 1) // self._kv.block_size * self._kv.block_size
 
-    def _begin(self, session: Session, uncomputed: int, *, is_prewarm: bool = False) -> None:
+    def _begin(self, session: Session, *, is_prewarm: bool = False) -> None:
         self.under_way = session
         self.next_look_s = None
         self._is_prewarm = is_prewarm
-        self._uncomputed = uncomputed
         session.is_touching = True

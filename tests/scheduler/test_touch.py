@@ -31,7 +31,7 @@ def prewarming() -> Life:
 
 def test_idle_service_wakes_when_a_prewarm_falls_due() -> None:
     life = evicted()
-    left_s = life.now
+    left_s, decisions = life.now, life.schedule()
     for _ in range(MAX_WAKES):
         if life.touching:
             break
