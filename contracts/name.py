@@ -37,6 +37,11 @@ def waits_for_person(name: str) -> str:
     return f"approval:person:{name}"
 
 
+def tool_queue(group: str | None) -> str:
+    """Task queue of a group's tool calls, or of those of no group."""
+    return f"{TOOLS_QUEUE}.{group}" if group else TOOLS_QUEUE
+
+
 def start_queue(model: str) -> str:
     """Task queue of `llm_step` for sessions the service has not seen yet."""
     return f"inference.{model}.start"

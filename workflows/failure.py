@@ -174,10 +174,12 @@ def tool_cause(tool: ToolRef, error: ActivityError) -> str:
             text = f"it took longer than its timeout of {_seconds(tool.timeout)}"
         case TimeoutType.SCHEDULE_TO_START:
             wait = _seconds(tool.queue_timeout)
-            text = f"no tool worker took it within its queue_timeout of {wait}"
+            text = f"no worker took it from task queue {tool.queue!r} within its queue_timeout "
+            text += f"of {wait}"
         case TimeoutType.HEARTBEAT:
-            silence = _seconds(option.HEARTBEAT_TIMEOUT)
-            text = f"its tool worker was lost (no heartbeat for {silence})"
+            beat = tool.activity.heartbeat if tool.activity else None
+            silence = _seconds(beat or option.HEARTBEAT_TIMEOUT)
+            text = f"its worker was lost (no heartbeat for {silence})"
         case _:
             text = cause.message
     return text + tries

@@ -28,6 +28,7 @@ from contracts.name import (
     TOOLS_QUEUE,
     continue_queue,
     start_queue,
+    tool_queue,
 )
 from contracts.tool_source import RemoteActivity
 
@@ -180,7 +181,7 @@ def call_tool_options(
 ) -> ActivityOptions:
     """Return the options of a tool call, from its policy."""
     return ActivityOptions(
-        task_queue=TOOLS_QUEUE,
+        task_queue=tool_queue(tool.group),
         schedule_to_close_timeout=remaining,
         schedule_to_start_timeout=tool.queue_timeout,
         start_to_close_timeout=tool.timeout + TOOL_GRACE,

@@ -17,7 +17,9 @@ from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.agent import AgentSpec
 from contracts.job import AgentJobInput, AgentJobResult
-from contracts.name import AGENT_WORKFLOW, AGENTS_QUEUE, TOOLS_QUEUE
+from contracts.name import AGENT_WORKFLOW, AGENTS_QUEUE
+from muster.settings import load_settings
+from muster.worker.tools import tool_workers
 from store.database import Database
 from store.schema import tool_ledger
 from tests.inference_service.harness import harness
@@ -69,9 +71,14 @@ class Calling:
 
 @asynccontextmanager
 async def calling(
-    client: Client, database: Database, model: Model, *, max_tool_calls: int = 64
+    client: Client,
+    database: Database,
+    model: Model,
+    *,
+    max_tool_calls: int = 64,
+    tool_groups: str = "",
 ) -> AsyncIterator[Calling]:
-    """Serve a scripted model, tools and agents."""
+    """Serve a scripted model, tools (also those of groups, as a setting names them) and agents."""
     name = f"m-{uuid4().hex[:12]}"
 
     def respond(request: Any, prompt: str) -> str:
@@ -82,14 +89,9 @@ async def calling(
         h = await stack.enter_async_context(harness(database, respond=respond))
         await stack.enter_async_context(serving(client, h, name))
         activities = tool_activities(database, Toolbox())
-        await stack.enter_async_context(
-            Worker(
-                client,
-                task_queue=TOOLS_QUEUE,
-                activities=activities,
-                max_concurrent_activities=max_tool_calls,
-            )
-        )
+        settings = load_settings(max_tool_calls=max_tool_calls, tool_groups=tool_groups)
+        for worker in tool_workers(client, settings, activities):
+            await stack.enter_async_context(worker)
         await stack.enter_async_context(
             Worker(
                 client,
