@@ -10,6 +10,7 @@ LLM_STEP = "llm_step"
 SESSION_HINT = "session_hint"
 CALL_TOOL = "call_tool"
 CHECK_APPROVAL = "check_approval"
+KEEP_RESULT = "keep_result"
 
 TASK = "task"
 """The one argument of a call to a sub-agent."""

@@ -8,7 +8,7 @@ history until the next step stores it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from temporalio.api.history.v1 import HistoryEvent
@@ -59,14 +59,14 @@ class Tail:
 def conversation_tail(runs: Sequence[Sequence[HistoryEvent]]) -> Tail:
     """Return the end of a conversation from the histories of a job's runs, oldest first."""
     found = [activity for events in runs for activity in activities(events)]
-    steps = [activity for activity in found if activity.name == LLM_STEP]
+    steps = [activity for activity in found if activity.name == LLM_STEP and not activity.is_remote]
     if not steps:
         return _opening(found, runs[0][0])
     asked = parsed(LLMStepInput, steps[-1].argument)
     result = parsed(LLMStepResult, steps[-1].result)
     if result and result.outcome is Outcome.FINISHED and result.context and result.message:
         calls = result.message.tool_calls
-        answers = _answers(found[found.index(steps[-1]) :], {call.id for call in calls})
+        answers = _answers(found[found.index(steps[-1]) :], {call.id: call for call in calls})
         return Tail(
             head=result.context.head,
             pending=[answers[call.id] for call in calls if call.id in answers],
@@ -86,19 +86,27 @@ def _opening(found: Iterable[Activity], started: HistoryEvent) -> Tail:
     return Tail(head=opened[-1].context.head if opened and opened[-1] else None, pending=pending)
 
 
-def _answers(found: Iterable[Activity], wanted: set[str]) -> dict[str, Message]:
+def _answers(found: Iterable[Activity], wanted: Mapping[str, ToolCall]) -> dict[str, Message]:
     """Return the tool messages that answer the wanted calls, by call id."""
     answers: dict[str, Message] = {}
     for activity in found:
-        asked = parsed(CallToolInput, activity.argument) if activity.name == CALL_TOOL else None
-        if asked is None or asked.call.id not in wanted:
+        call_id, told = _told(activity)
+        if (call := wanted.get(call_id)) is None:
             continue
-        result = parsed(CallToolResult, activity.result)
-        content = result.content if result else f"error: {activity.failure}"
         if activity.closed_ns is None:  # made again, after its workers were lost
-            answers.pop(asked.call.id, None)
+            answers.pop(call_id, None)
         else:
-            answers[asked.call.id] = Message(
-                role=Role.TOOL, content=content, tool_call_id=asked.call.id, tool=asked.call.tool
+            content = f"error: {activity.failure}" if told is None else told
+            answers[call_id] = Message(
+                role=Role.TOOL, content=content, tool_call_id=call_id, tool=call.tool
             )
     return answers
+
+
+def _told(activity: Activity) -> tuple[str, str | None]:
+    """Return which call an activity makes, if any, and what it has answered, if it has."""
+    if activity.is_remote:
+        return activity.activity_id, activity.text
+    asked = parsed(CallToolInput, activity.argument) if activity.name == CALL_TOOL else None
+    result = parsed(CallToolResult, activity.result)
+    return asked.call.id if asked else "", result.content if result else None

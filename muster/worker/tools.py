@@ -49,7 +49,7 @@ def tool_workers(
     All run the same activities. A group's rate is told to the server, which keeps to it over all
     workers; where their settings differ, the last that polled is right.
     """
-    groups: dict[str | None, ToolGroup] = {None: ToolGroup(), **settings.tool_groups}
+    groups = [(None, ToolGroup()), *settings.tool_groups.items()]
     return [
         Worker(
             client,
@@ -59,7 +59,7 @@ def tool_workers(
             max_task_queue_activities_per_second=group.rate_per_s,
             graceful_shutdown_timeout=settings.drain_timeout,
         )
-        for name, group in groups.items()
+        for name, group in groups
     ]
 
 
