@@ -44,6 +44,10 @@ MAX_TOOL_RESULT_BYTES = 256_000
 HARD_TOOL_RESULT_BYTES = 64_000_000
 """No policy may let a tool result grow past this: it is one value in the database, read whole."""
 
+MAX_REMOTE_RESULT_BYTES = 1_900_000
+"""A result of another worker's activity, as JSON: it is a Temporal payload, which is refused over
+2 MB, and becomes one again on its way to the store."""
+
 MAX_TOOLS = 64
 """Tools of one agent: more do not fit a small model's context window."""
 

@@ -17,7 +17,7 @@ from temporalio.api.history.v1 import HistoryEvent
 
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, OpenJobResult
 from contracts.llm_step import LLMStepInput, LLMStepResult, Outcome
-from contracts.message import Frozen, Message, Role, ToolCall
+from contracts.message import BlobRef, Frozen, Message, Role, ToolCall
 from contracts.name import CALL_TOOL, LLM_STEP, OPEN_JOB
 from contracts.tool import CallToolInput, CallToolResult
 from muster.history import Activity, activities, first_json, parsed
@@ -98,7 +98,7 @@ class Tail:
 def conversation_tail(runs: Sequence[Sequence[HistoryEvent]]) -> Tail:
     """Return the end of a conversation from the histories of a job's runs, oldest first."""
     found = [activity for events in runs for activity in activities(events)]
-    steps = [activity for activity in found if activity.name == LLM_STEP]
+    steps = [activity for activity in found if activity.name == LLM_STEP and not activity.is_remote]
     if not steps:
         return _opening(found, runs[0][0])
     asked = parsed(LLMStepInput, steps[-1].argument)
@@ -106,7 +106,7 @@ def conversation_tail(runs: Sequence[Sequence[HistoryEvent]]) -> Tail:
     if result and result.outcome is Outcome.FINISHED and result.context and result.message:
         calls = result.message.tool_calls
         later, job_id = found[found.index(steps[-1]) :], asked.job_id if asked else ""
-        answers = _answers(later, {call.id for call in calls})
+        answers = _answers(later, {call.id: call for call in calls})
         answers |= _sub_agents_answers(later, {sub_job_id(job_id, call.id): call for call in calls})
         return Tail(
             head=result.context.head,
@@ -127,24 +127,19 @@ def _opening(found: Iterable[Activity], started: HistoryEvent) -> Tail:
     return Tail(head=opened[-1].context.head if opened and opened[-1] else None, pending=pending)
 
 
-def _answers(found: Iterable[Activity], wanted: set[str]) -> dict[str, Message]:
+def _answers(found: Iterable[Activity], wanted: Mapping[str, ToolCall]) -> dict[str, Message]:
     """Return the tool messages that answer the wanted calls, by call id."""
     answers: dict[str, Message] = {}
     for activity in found:
-        asked = parsed(CallToolInput, activity.argument) if activity.name == CALL_TOOL else None
-        if asked is None or asked.call.id not in wanted:
+        call_id, told = _told(activity)
+        if (call := wanted.get(call_id)) is None:
             continue
-        result = parsed(CallToolResult, activity.result)
-        content = result.content if result else f"error: {activity.failure}"
         if activity.closed_ns is None:  # made again, after its workers were lost
-            answers.pop(asked.call.id, None)
+            answers.pop(call_id, None)
         else:
-            answers[asked.call.id] = Message(
-                role=Role.TOOL,
-                content=content,
-                tool_call_id=asked.call.id,
-                tool=asked.call.tool,
-                blob=result.blob if result else None,
+            content, blob = told or (f"error: {activity.failure}", None)
+            answers[call_id] = Message(
+                role=Role.TOOL, content=content, tool_call_id=call_id, tool=call.tool, blob=blob
             )
     return answers
 
@@ -167,3 +162,13 @@ def _sub_agents_answers(
             role=Role.TOOL, content=content, tool_call_id=call.id, tool=call.tool
         )
     return answers
+
+
+def _told(activity: Activity) -> tuple[str, tuple[str, BlobRef | None] | None]:
+    """Return which call an activity makes, if any, and what it has answered, if it has."""
+    if activity.is_remote:
+        text = activity.text
+        return activity.activity_id, None if text is None else (text, None)
+    asked = parsed(CallToolInput, activity.argument) if activity.name == CALL_TOOL else None
+    result = parsed(CallToolResult, activity.result)
+    return asked.call.id if asked else "", (result.content, result.blob) if result else None
