@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import responses
 
 import httpx2
