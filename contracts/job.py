@@ -108,6 +108,7 @@ class OpenJobInput(Frozen):
 
     job_id: str
     agent: AgentSpec
+    tenant: str = "default"
 
 
 class OpenJobResult(Frozen):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from activities.error_map import FailureKind, classify
 from activities.kind.json_schema import check_arguments, check_schema
 from activities.mcp.answer import answer_of
 from activities.mcp.endpoint import Endpoint, endpoint_of
 from activities.mcp.http import HttpError
+from activities.mcp.listing import ListedTool
 from activities.mcp.pool import SessionPool
-from activities.mcp.session import ListedTool, Session, SessionLostError
+from activities.mcp.session import Session
 from activities.secret import Secrets
 from activities.tool import LoadedTool, ModelFaultError, ServedTool, ToolKind
 from contracts.agent import ToolRef, ToolSchema
@@ -23,6 +25,9 @@ from contracts.limit import MAX_TOOLS
 
 MAX_DESCRIPTION_CHARS = 4_000
 """How much of a server's description of a tool the model is shown."""
+
+MAX_SCHEMA_BYTES = 100_000
+"""One tool's schema as JSON: the model reads it at each step, and it is checked on our loop."""
 
 FRESH_S = 1.0
 """A list of tools of this age is not asked for again when a job opens."""
@@ -54,10 +59,13 @@ class _TenantTools:
         """Return the server's tools, or the one that `remote` names; raises MusterError."""
         endpoint = endpoint_of(ref, self._tenant, self._secrets)
         timeout_s = _list_timeout_s(ref)
+
+        async def list_all(session: Session) -> Mapping[str, ListedTool]:
+            await _list_anew(session, timeout_s)
+            return session.tools
+
         try:
-            async with self._pool.session(endpoint, timeout_s) as session:
-                await _list_anew(session, timeout_s)
-                listed = dict(session.tools)
+            listed = await self._pool.use(endpoint, timeout_s, list_all)
         except HttpError as error:
             if classify(error).kind is FailureKind.TRANSIENT:
                 raise UnavailableError(str(error)) from None
@@ -88,7 +96,7 @@ class _TenantTools:
         assert ref.remote is not None
         remote = ref.remote
 
-        def bind(arguments: Mapping[str, JsonValue], key: str) -> Callable[[], Any]:
+        def bind(arguments: Mapping[str, JsonValue], key: str) -> Callable[[], Awaitable[Any]]:
             return lambda: self._call(ref, remote, arguments, key)
 
         return LoadedTool(name=ref.tool_name, is_async=True, bind=bind)
@@ -99,39 +107,33 @@ class _TenantTools:
     async def _call(
         self, ref: ToolRef, remote: str, arguments: Mapping[str, JsonValue], key: str
     ) -> str:
-        """Call the tool; once more if the server had forgotten the session, so had done nothing."""
+        """Return what the tool answers; raises ModelFaultError, HttpError or MusterError."""
         endpoint = endpoint_of(ref, self._tenant, self._secrets)
-        try:
-            return await self._attempt(endpoint, ref, remote, arguments, key)
-        except SessionLostError:
-            return await self._attempt(endpoint, ref, remote, arguments, key)
 
-    async def _attempt(
-        self,
-        endpoint: Endpoint,
-        ref: ToolRef,
-        remote: str,
-        arguments: Mapping[str, JsonValue],
-        key: str,
-    ) -> str:
-        async with self._pool.session(endpoint, _list_timeout_s(ref)) as session:
-            try:
-                if remote not in session.tools:
-                    await session.list_tools()
-                tool = session.tools.get(remote)
-                if tool is None:
-                    raise ModelFaultError(
-                        f"MCP server {endpoint.shown!r} has no tool {remote!r} any more"
-                    )
-                check_arguments(ref.tool_name, tool.arguments, arguments)
-                return answer_of(await session.call(remote, arguments, key))
-            except SessionLostError:
-                self._pool.retire(session)
-                raise
+        async def call(session: Session) -> str:
+            if remote not in session.tools:
+                await session.list_tools()
+            tool = session.tools.get(remote)
+            if tool is None:
+                gone = f"MCP server {endpoint.shown!r} has no tool {remote!r} any more"
+                raise ModelFaultError(gone)
+            check_arguments(ref.tool_name, tool.arguments, arguments)
+            return answer_of(await session.call(remote, arguments, key))
+
+        return await self._pool.use(endpoint, _list_timeout_s(ref), call)
 
     def _served(self, endpoint: Endpoint, name: str, tool: ListedTool) -> ServedTool:
-        """Return what the model is told of a tool; raises BadInputError if its schema is none."""
-        check_schema(f"{tool.name} of MCP server {endpoint.shown}", tool.arguments)
+        """Return what the model is told of a tool; raises MusterError if its schema is none."""
+        shown = f"{tool.name} of MCP server {endpoint.shown}"
+        if (size := len(to_json(tool.arguments))) > MAX_SCHEMA_BYTES:
+            raise LimitExceededError(
+                f"the schema of tool {shown!r}, as JSON,",
+                size,
+                MAX_SCHEMA_BYTES,
+                "bytes",
+                hint="leave it out: choose others with `tools: [...]`",
+            )
+        check_schema(shown, tool.arguments)
         description = self._secrets.scrub(tool.description)[:MAX_DESCRIPTION_CHARS]
         return ServedTool(_schema(name, description, tool.arguments), remote=tool.name)
 

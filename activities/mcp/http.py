@@ -29,6 +29,9 @@ MAX_ERROR_BYTES = 65_536
 TIMEOUT = httpx2.Timeout(10.0, read=None)
 """Seconds to connect and to send; how long an answer may take is the tool's own timeout."""
 
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+"""Each call holds a connection; how many there are is the tool worker's limit on calls."""
+
 
 class HttpError(Exception):
     """An MCP server refuses a request; `response` says how (see `error_map`)."""
@@ -64,7 +67,7 @@ class _NotingTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
-        self._inner = httpx2.AsyncHTTPTransport()
+        self._inner = httpx2.AsyncHTTPTransport(limits=LIMITS)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; a message (POST) that gets no answer is answered with 503."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from activities.mcp.endpoint import Endpoint
-from activities.mcp.session import Session
+from activities.mcp.session import Session, SessionLostError
 from contracts.error import UnavailableError
+
+T = TypeVar("T")
 
 MAX_SESSIONS = 64
 """Sessions of one tool worker, each of which may be a process; idle ones make room."""
@@ -27,25 +29,64 @@ class SessionPool:
         self._alive: set[Session] = set()
         self._idle: dict[Session, asyncio.TimerHandle] = {}
 
-    @asynccontextmanager
-    async def session(self, endpoint: Endpoint, connect_s: float) -> AsyncIterator[Session]:
-        """Give out the endpoint's session, connected, answering; raises MusterError, HttpError."""
+    async def use(
+        self, endpoint: Endpoint, connect_s: float, work: Callable[[Session], Awaitable[T]]
+    ) -> T:
+        """Do `work` in the endpoint's session, connected and answering; raises what it raises.
+
+        A server that had forgotten the session has done nothing: then once more, in a new one.
+        """
+        try:
+            return await self._once(endpoint, connect_s, work)
+        except SessionLostError:
+            pass
+        try:
+            return await self._once(endpoint, connect_s, work)
+        except SessionLostError as error:
+            raise error.refusal from None
+
+    async def _once(
+        self, endpoint: Endpoint, connect_s: float, work: Callable[[Session], Awaitable[T]]
+    ) -> T:
+        session = await self._answering(endpoint, connect_s)
+        try:
+            return await work(session)
+        except SessionLostError:
+            self.retire(session)
+            raise
+        finally:
+            self._give_back(session)
+
+    async def _answering(self, endpoint: Endpoint, connect_s: float) -> Session:
+        session = await self._connected(endpoint, connect_s)
+        if not session.is_suspect:
+            return session
+        answers = False
+        try:
+            answers = await session.answers()
+        finally:
+            if not answers:
+                self._give_back(session)
+        if answers:
+            return session
+        self.retire(session)
+        return await self._connected(endpoint, connect_s)
+
+    async def _connected(self, endpoint: Endpoint, connect_s: float) -> Session:
         session = self._take(endpoint, connect_s)
         try:
             await session.ready()
-            if session.is_suspect and not await session.answers():
-                self.retire(session)
-                self._give_back(session)
-                session = self._take(endpoint, connect_s)
-                await session.ready()
-            yield session
-        finally:
+        except BaseException:
             self._give_back(session)
+            raise
+        return session
 
     def retire(self, session: Session) -> None:
         """Let no further call begin in a session; it ends once its last user has gone."""
         if self._kept.get(session.endpoint) is session:
             del self._kept[session.endpoint]
+        if not session.users:
+            session.close()
 
     async def close(self) -> None:
         """End all sessions, with their server processes."""

@@ -13,13 +13,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
 import httpx2
-from mcp import Client, MCPError, StdioServerParameters
-from mcp.client.stdio import stdio_client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -36,25 +34,20 @@ from pydantic import JsonValue, ValidationError
 
 from activities.mcp.endpoint import Endpoint
 from activities.mcp.http import MAX_MESSAGE_BYTES, Exchange, HttpError, exchange, http_client
-from activities.mcp.stderr import LastWords
+from activities.mcp.listing import ListedTool, list_all
+from activities.mcp.program import Program
 from activities.mcp.stream import WatchedStream
 from activities.tool import ModelFaultError
-from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
+from contracts.error import BadInputError, MusterError, UnavailableError
 
 IDEMPOTENCY_META = "muster/idempotency-key"
 """Where a tool call's id stands in the `_meta` of its request."""
-
-MAX_PAGES = 100
-MAX_LISTED_TOOLS = 5_000
-MAX_LISTED_BYTES = 16_000_000
-"""What a server may list, all pages together."""
 
 MAX_GARBAGE = 1_000
 """Lines that are no MCP, which a server may print in one session: some print a greeting."""
 
 CLOSE_GRACE_S = 5.0
-"""How long a session may take to say goodbye. A program has two seconds to end by itself, is then
-terminated with all that it started, and killed two seconds later."""
+"""How long a session may take to say goodbye; `program` takes its own time after that."""
 
 PROBE_S = 5.0
 """How long a suspect session has to list its tools."""
@@ -67,14 +60,9 @@ for _noisy in ("mcp", "client", "httpx2", "httpcore2"):
 class SessionLostError(UnavailableError):
     """The server no longer knows the session, so it has not done what it was asked."""
 
-
-@dataclass(frozen=True, slots=True)
-class ListedTool:
-    """A tool as its server lists it."""
-
-    name: str
-    description: str
-    arguments: dict[str, Any]
+    def __init__(self, shown: str, refusal: HttpError) -> None:
+        super().__init__(f"MCP server {shown!r} has lost the session")
+        self.refusal = refusal
 
 
 class Session:
@@ -94,8 +82,9 @@ class Session:
         self._is_ready = asyncio.Event()
         self._garbage = 0
         self._client: Client | None = None
-        self._words: LastWords | None = None
+        self._program: Program | None = None
         self._failure: Exception | None = None
+        self._connecting = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -109,7 +98,10 @@ class Session:
 
     def close(self) -> None:
         """Let it end: its task goes on for some seconds."""
-        self._closing.set()
+        if self._is_ready.is_set():
+            self._closing.set()
+        else:
+            self._fail(UnavailableError(f"MCP server {self.endpoint.shown!r} is not wanted now"))
 
     async def ended(self) -> None:
         """Wait until it has ended."""
@@ -125,7 +117,7 @@ class Session:
     async def list_tools(self) -> None:
         """Ask anew which tools there are; raises MusterError or HttpError."""
         async with self._exchange() as client:
-            self.tools = await _listed(client, self.endpoint.shown)
+            self.tools = await list_all(client, self.endpoint.shown)
         self.listed_at = asyncio.get_running_loop().time()
         self.is_suspect = False
 
@@ -173,10 +165,11 @@ class Session:
     async def _live(self, timeout_s: float) -> None:
         current = Exchange()
         exchange.set(current)
-        with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as scope:
+        with self._connecting as scope:
+            scope.deadline = anyio.current_time() + timeout_s
             try:
                 async with self._connected() as client:
-                    self.tools = await _listed(client, self.endpoint.shown)
+                    self.tools = await list_all(client, self.endpoint.shown)
                     self.listed_at = anyio.current_time()
                     self._client = client
                     scope.deadline = float("inf")
@@ -210,12 +203,9 @@ class Session:
             ):
                 yield client
             return
-        async with LastWords(self._scrub) as words:
-            self._words = words
-            program, *arguments = endpoint.command
-            server = StdioServerParameters(command=program, args=arguments, env=dict(endpoint.env))
-            async with self._speaking(stdio_client(server, errlog=words.file)) as client:
-                yield client
+        self._program = program = Program(endpoint, self._scrub)
+        async with self._speaking(program.speaking(self._fail)) as client:
+            yield client
 
     def _speaking(self, transport: Any) -> Client:
         return Client(
@@ -232,13 +222,21 @@ class Session:
         elif isinstance(message, Exception):
             self._garbage += 1
             if self._garbage > MAX_GARBAGE:
-                self._failure = self._failure or BadInputError(
-                    f"MCP server {self.endpoint.shown!r} has printed more than {MAX_GARBAGE:,} "
-                    f"lines that are no MCP",
-                    hint="let it print its log to standard error",
+                self._fail(
+                    BadInputError(
+                        f"MCP server {self.endpoint.shown!r} has printed more than "
+                        f"{MAX_GARBAGE:,} lines that are no MCP",
+                        hint="let it print its log to standard error",
+                    )
                 )
-                self._closing.set()
-                self._is_ready.set()
+
+    def _fail(self, error: Exception) -> None:
+        """Note why the session cannot go on, and end it; the first reason counts."""
+        self._failure = self._failure or error
+        self._closing.set()
+        if not self._is_ready.is_set():
+            self._is_ready.set()
+            self._connecting.cancel()
 
     def _explained(self, error: BaseException, noted: Exception | None) -> Exception:
         """Return an error of the SDK as one of ours: what HTTP said tells more, if it said no."""
@@ -247,6 +245,8 @@ class Session:
             error = error.exceptions[0]
         if self._failure is not None:
             return self._failure
+        if self.is_closing and isinstance(error, RuntimeError):  # it ended before it was asked
+            return UnavailableError(f"MCP server {shown!r} ended{self._last_words()}")
         if noted is not None:
             return self._refused(error, noted)
         match error:
@@ -278,37 +278,13 @@ class Session:
             return noted
         status, text = noted.response.status_code, noted.response.text
         if isinstance(error, MCPError) and error.code == METHOD_NOT_FOUND:
-            return ModelFaultError(f"MCP server {self.endpoint.shown!r} refuses: {error}")
+            return noted  # a server without sessions, or one that does not know the method
         if status == 404 or (status == 400 and "session" in text.lower()):
-            return SessionLostError(f"MCP server {self.endpoint.shown!r} has lost the session")
+            return SessionLostError(self.endpoint.shown, noted)
         return noted
 
     def _last_words(self) -> str:
-        said = self._words.text() if self._words is not None else ""
-        return f"; its last words: {said}" if said else ""
-
-
-async def _listed(client: Client, shown: str) -> dict[str, ListedTool]:
-    """Return all tools of a server, page by page; raises MusterError, MCPError, ValidationError."""
-    found: dict[str, ListedTool] = {}
-    cursor, size = None, 0
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            if tool.name in found:
-                raise BadInputError(f"MCP server {shown!r} lists two tools named {tool.name!r}")
-            found[tool.name] = ListedTool(tool.name, tool.description or "", tool.input_schema)
-            size += len(tool.model_dump_json())
-        for count, limit, unit in (
-            (len(found), MAX_LISTED_TOOLS, "tools"),
-            (size, MAX_LISTED_BYTES, "bytes"),
-        ):
-            if count > limit:
-                raise LimitExceededError(f"the list of MCP server {shown!r}", count, limit, unit)
-        cursor = page.next_cursor
-        if cursor is None:
-            return found
-    raise BadInputError(f"MCP server {shown!r} lists its tools on more than {MAX_PAGES} pages")
+        return self._program.last_words if self._program is not None else ""
 
 
 def _first(error: ValidationError) -> str:
