@@ -101,7 +101,9 @@ class _NotingTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def _unreachable(self, error: httpx2.TransportError) -> Exception:
-        what = f"MCP server {self._shown!r} cannot be reached: {type(error).__name__}: {error}"
+        is_refused = isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
+        happened = "cannot be reached" if is_refused else "gave no answer"
+        what = f"MCP server {self._shown!r} {happened}: {type(error).__name__}: {error}"
         causes: list[BaseException] = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
             causes.append(cause)

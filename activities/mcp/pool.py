@@ -22,9 +22,9 @@ IDLE_S = 300.0
 class SessionPool:
     """Opens, shares and ends sessions; all of them live on one event loop."""
 
-    def __init__(self, scrub: Callable[[str], str], max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(self, scrub: Callable[[str], str], max_sessions: int | None = None) -> None:
         self._scrub = scrub
-        self._max_sessions = max_sessions
+        self._max_sessions = MAX_SESSIONS if max_sessions is None else max_sessions
         self._kept: dict[Endpoint, Session] = {}
         self._alive: set[Session] = set()
         self._idle: dict[Session, asyncio.TimerHandle] = {}

@@ -290,7 +290,12 @@ class Session:
 def _first(error: ValidationError) -> str:
     """Return the first problem of many, without the value."""
     found = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in found["loc"])
+    match found["loc"]:
+        case ("tools", int(number), *parts):
+            parts = [f"tool {number + 1} of its list", *parts]
+        case parts:
+            pass
+    place = ", ".join(str(part) for part in parts)
     return f"{place}: {found['msg']}" if place else found["msg"]
 
 
