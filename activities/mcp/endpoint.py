@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import httpx2
+
 from activities.secret import Secrets
 from contracts.agent import ToolRef
 from contracts.error import BadInputError
@@ -33,10 +35,10 @@ def endpoint_of(ref: ToolRef, tenant: str, secrets: Secrets) -> Endpoint:
     assert server is not None
     shown = ref.origin if len(ref.origin) <= MAX_SHOWN_CHARS else f"{ref.origin[:MAX_SHOWN_CHARS]}…"
     url = secrets.reveal(ref.shown, server.url or "")
-    if url and not url.startswith(("http://", "https://")):
+    if url and not _is_http(url):
         raise BadInputError(
-            f"MCP server {shown!r}: its URL begins with neither http:// nor https://",
-            hint="`url` is the endpoint of the streamable HTTP transport",
+            f"MCP server {shown!r}: its URL names no host to be asked over HTTP",
+            hint="write the endpoint of its streamable HTTP transport: https://HOST/PATH",
         )
     headers = secrets.reveal_all(ref.shown, server.headers)
     for name, value in headers.items():
@@ -61,3 +63,11 @@ def endpoint_of(ref: ToolRef, tenant: str, secrets: Secrets) -> Endpoint:
         url=url,
         headers=tuple(sorted(headers.items())),
     )
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)

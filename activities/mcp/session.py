@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import anyio
-import httpx2
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
@@ -84,6 +83,7 @@ class Session:
         self._client: Client | None = None
         self._program: Program | None = None
         self._failure: Exception | None = None
+        self._named: list[Any] = []
         self._connecting = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
 
@@ -209,11 +209,17 @@ class Session:
 
     def _speaking(self, transport: Any) -> Client:
         return Client(
-            WatchedStream.over(transport, self._closing.set),
+            WatchedStream.over(transport, self._see, self._closing.set),
             cache=None,
             message_handler=self._hear,
             client_info=Implementation(name="muster", version="1"),
         )
+
+    def _see(self, message: Any) -> None:
+        """Note how the tools of a list are named: an error of the SDK counts them only."""
+        result = getattr(getattr(message, "message", None), "result", None)
+        if isinstance(result, dict) and isinstance(tools := result.get("tools"), list):
+            self._named = [each.get("name") if isinstance(each, dict) else None for each in tools]
 
     async def _hear(self, message: object) -> None:
         """Take what the server says of its own accord."""
@@ -262,15 +268,13 @@ class Session:
                 return ModelFaultError(f"MCP server {shown!r} refuses: {error}")
             case ValidationError():
                 return BadInputError(
-                    f"MCP server {shown!r} answers what is no MCP: {_first(error)}"
+                    f"MCP server {shown!r} answers what is no MCP: {self._first(error)}"
                 )
             case OSError():
                 return BadInputError(
                     f"MCP server {shown!r} cannot be started: {error.strerror or error}",
                     hint="its program is looked for where the tool worker was started, and in PATH",
                 )
-            case httpx2.InvalidURL():
-                return BadInputError(f"MCP server {shown!r}: its URL is none: {error}")
         return BadInputError(f"MCP server {shown!r}: {error or type(error).__name__}")
 
     def _refused(self, error: BaseException, noted: Exception) -> Exception:
@@ -283,20 +287,18 @@ class Session:
             return SessionLostError(self.endpoint.shown, noted)
         return noted
 
+    def _first(self, error: ValidationError) -> str:
+        """Return the first problem of many, without the value."""
+        found = error.errors(include_url=False, include_input=False)[0]
+        parts = list(found["loc"])
+        match parts:
+            case ["tools", int(number), *others] if number < len(self._named):
+                parts = [f"tool {self._named[number]!r}", *others]
+        place = ", ".join(str(part) for part in parts)
+        return f"{place}: {found['msg']}" if place else found["msg"]
+
     def _last_words(self) -> str:
         return self._program.last_words if self._program is not None else ""
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first problem of many, without the value."""
-    found = error.errors(include_url=False, include_input=False)[0]
-    match found["loc"]:
-        case ("tools", int(number), *parts):
-            parts = [f"tool {number + 1} of its list", *parts]
-        case parts:
-            pass
-    place = ", ".join(str(part) for part in parts)
-    return f"{place}: {found['msg']}" if place else found["msg"]
 
 
 async def _ignore(progress: float, total: float | None, message: str | None) -> None:

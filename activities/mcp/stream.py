@@ -1,4 +1,4 @@
-"""The end of a server's messages, noticed when it comes and not at the next call."""
+"""What a server sends, seen before the SDK takes it; its end is noticed when it comes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ import anyio
 class WatchedStream:
     """Hands on what another stream gives; calls `on_end` when there is no more."""
 
-    def __init__(self, inner: Any, on_end: Callable[[], None]) -> None:
-        self._inner, self._on_end = inner, on_end
+    def __init__(
+        self, inner: Any, on_message: Callable[[Any], None], on_end: Callable[[], None]
+    ) -> None:
+        self._inner, self._on_message, self._on_end = inner, on_message, on_end
 
     @classmethod
     @asynccontextmanager
     async def over(
-        cls, transport: AbstractAsyncContextManager[Any], on_end: Callable[[], None]
+        cls,
+        transport: AbstractAsyncContextManager[Any],
+        on_message: Callable[[Any], None],
+        on_end: Callable[[], None],
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Open a transport of the SDK with its messages watched."""
         async with transport as (read, write):
-            yield cls(read, on_end), write
+            yield cls(read, on_message, on_end), write
 
     @property
     def last_context(self) -> Any:
@@ -33,10 +38,12 @@ class WatchedStream:
     async def receive(self) -> Any:
         """Return the next message."""
         try:
-            return await self._inner.receive()
+            message = await self._inner.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             self._on_end()
             raise
+        self._on_message(message)
+        return message
 
     async def aclose(self) -> None:
         """Close the stream."""

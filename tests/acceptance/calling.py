@@ -48,11 +48,11 @@ class Calling:
     database: Database
     model: str
 
-    async def start(self, agent: AgentSpec) -> Handle:
+    async def start(self, agent: AgentSpec, tenant: str = "default") -> Handle:
         """Start a job."""
         handle: Handle = await self.client.start_workflow(
             AGENT_WORKFLOW,
-            AgentJobInput(agent=agent, input="Do it.", model=self.model),
+            AgentJobInput(agent=agent, input="Do it.", model=self.model, tenant=tenant),
             id=f"job-{uuid4()}",
             task_queue=AGENTS_QUEUE,
             result_type=AgentJobResult,
@@ -81,7 +81,8 @@ async def calling(
     async with AsyncExitStack() as stack:
         h = await stack.enter_async_context(harness(database, respond=respond))
         await stack.enter_async_context(serving(client, h, name))
-        activities = tool_activities(database, Toolbox())
+        toolbox = await stack.enter_async_context(Toolbox())
+        activities = tool_activities(database, toolbox)
         await stack.enter_async_context(
             Worker(
                 client,

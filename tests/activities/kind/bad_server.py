@@ -15,19 +15,26 @@ from typing import Any
 LOOP = {"type": "object", "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 SCHEMAS: dict[str, Any] = {
     "list": {"type": "array"},
-    "nonsense": {"type": "object", "required": 5},
+    "nonsense": {"type": "object", "properties": {"a": {"type": 5}}},
+    "nothing": {"required": 5},
     "loop": LOOP,
     "elsewhere": {"type": "object", "$ref": "http://127.0.0.1:9/schema"},
     "large": {"type": "object", "description": "x" * 200_000},
     "text": "any",
 }
 way = sys.argv[1]
-listed = 0
+listings: list[str | None] = []
+
+
+def write(line: str) -> None:
+    """Print one line."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def say(**fields: Any) -> None:
     """Print one message."""
-    print(json.dumps({"jsonrpc": "2.0", **fields}), flush=True)
+    write(json.dumps({"jsonrpc": "2.0", **fields}))
 
 
 def tool(name: str = "do", schema: Any = None) -> dict[str, Any]:
@@ -48,10 +55,10 @@ def tools(cursor: str | None) -> dict[str, Any]:
         return {"tools": [tool(f"do_{number}")], "nextCursor": str(number + 1)}
     if way == "two pages" and cursor is None:
         return {"tools": [tool("first")], "nextCursor": "more"}
-    if way == "changes" and listed > 1:
+    if way == "changes" and len(listings) > 1:
         schema = {"type": "object", "required": ["why"], "properties": {"why": {"type": "string"}}}
         return {"tools": [tool(schema=schema)]}
-    if way == "vanishes" and listed > 1:
+    if way == "vanishes" and len(listings) > 1:
         return {"tools": [tool("other")]}
     return {"tools": [tool()]}
 
@@ -96,17 +103,17 @@ def text(said: str) -> dict[str, Any]:
 
 def main() -> None:
     """Answer until the end of standard input."""
-    global listed
     if way == "dies":
-        print("no licence for " + os.environ["TOKEN"], file=sys.stderr, flush=True)
+        sys.stderr.write("no licence for " + os.environ["TOKEN"])
+        sys.stderr.flush()
         raise SystemExit(4)
     if way == "floods":
         while True:
-            print("Loading plug-ins ...")
+            write("Loading plug-ins ...")
     if way == "bytes":
         sys.stdout.buffer.write(b"\xff\xfe\x00\n{}\n[]\n\n")
     if way == "greets":
-        print("Welcome to the server!", flush=True)
+        write("Welcome to the server!")
     if way == "stays":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for line in iter(sys.stdin.readline, ""):
@@ -122,10 +129,11 @@ def main() -> None:
             }
             say(id=number, result=result)
         elif method == "tools/list":
-            listed += 1
             if way == "hangs at list":
                 time.sleep(600)
-            say(id=number, result=tools(message.get("params", {}).get("cursor")))
+            cursor = message.get("params", {}).get("cursor")
+            listings.append(cursor)
+            say(id=number, result=tools(cursor))
         elif method == "tools/call":
             answer(number)
         elif number is not None:

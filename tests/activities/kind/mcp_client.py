@@ -15,6 +15,7 @@ from activities.error_map import ToolFailure, classify
 from activities.kind.mcp import McpTools
 from activities.secret import Secrets
 from contracts.agent import ToolRef
+from muster.stack.port import free_port
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 30.0
@@ -80,7 +81,7 @@ async def failure(
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something has happened, with a bound."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - what happens is in another process
+        while not condition():
             await asyncio.sleep(POLL_S)
 
 
@@ -119,6 +120,7 @@ class WebServer:
         self.session = "first"
         self.methods: list[str] = []
         self.heads: list[str] = []
+        self.tasks: set[asyncio.Task[Any]] = set()
         self.on_call: Callable[[dict[str, Any]], Reply | Awaitable[Reply]] = lambda message: result(
             message, content=[{"type": "text", "text": "done"}]
         )
@@ -130,6 +132,10 @@ class WebServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:-2])
@@ -173,8 +179,8 @@ class WebServer:
             tool = {"name": "do", "inputSchema": {"type": "object"}}
             return result(message, tools=[tool])
         assert method == "tools/call", method
-        reply = self.on_call(message)
-        return reply if isinstance(reply, tuple) else await reply
+        answer = self.on_call(message)
+        return answer if isinstance(answer, tuple) else await answer
 
 
 @asynccontextmanager
@@ -185,6 +191,9 @@ async def web_server() -> AsyncIterator[WebServer]:
     found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
     async with server:
         yield found
+        for task in (tasks := set(found.tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def shop(**mcp: Any) -> dict[str, Any]:
@@ -197,8 +206,6 @@ def shop(**mcp: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def shop_on_the_web(*more: str) -> AsyncIterator[dict[str, Any]]:
     """Run the well-behaved server over HTTP."""
-    from muster.stack.port import free_port  # noqa: PLC0415 - only where a port is needed
-
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable,

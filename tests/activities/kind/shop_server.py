@@ -26,6 +26,10 @@ class Price(BaseModel):
     cents: int
 
 
+def _leave(path: str) -> None:
+    Path(path).touch()
+
+
 @server.tool()
 def customer(number: int) -> str:
     """Return a customer's name."""
@@ -65,11 +69,11 @@ def who() -> str:
 async def wait(started: str, cancelled: str, context: Context) -> str:
     """Wait for ever; leave a file when it starts, and one when it is told to stop."""
     await context.report_progress(1, 2)
-    Path(started).touch()
+    _leave(started)
     try:
         await asyncio.Event().wait()
     except BaseException:
-        Path(cancelled).touch()
+        _leave(cancelled)
         raise
     return "never"
 
@@ -85,7 +89,8 @@ def stand_still(started: str) -> str:
 @server.tool()
 async def crash() -> str:
     """End the process in the middle of a call."""
-    print("out of paper", file=sys.stderr, flush=True)
+    sys.stderr.write("out of paper\n")
+    sys.stderr.flush()
     os._exit(3)
 
 

@@ -22,12 +22,12 @@ async def tools() -> AsyncIterator[McpTools]:
 @pytest.mark.parametrize(
     ("way", "kind", "said"),
     [
-        ("list", BadInputError, "tool 1 of its list, inputSchema, type: Input should be 'object'"),
-        ("nonsense", BadInputError, "tool 'do of MCP server"),
+        ("list", BadInputError, "tool 'do', inputSchema, type: Input should be 'object'"),
+        ("nonsense", BadInputError, "at ['properties']['a']['type']: 5 is not valid"),
         ("loop", BadInputError, "a $ref in it leads back to itself"),
         ("elsewhere", BadInputError, "a $ref in it leads nowhere: 'http://127.0.0.1:9/schema'"),
         ("large", LimitExceededError, "the limit is 100,000 bytes"),
-        ("text", BadInputError, "answers what is no MCP: tool 1 of its list, inputSchema"),
+        ("text", BadInputError, "answers what is no MCP: tool 'do', inputSchema"),
         ("many", LimitExceededError, "has 2,000 tools, the limit is 64 tools"),
         ("twice", BadInputError, "lists two tools named 'do'"),
         ("pages", BadInputError, "lists its tools on more than 100 pages"),
