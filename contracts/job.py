@@ -110,6 +110,7 @@ class OpenJobInput(Frozen):
 
     job_id: str
     agent: AgentSpec
+    tenant: str = "default"
 
 
 class OpenJobResult(Frozen):

@@ -233,7 +233,11 @@ class AgentWorkflow:
         try:
             opened = await workflow.execute_activity(
                 OPEN_JOB,
-                OpenJobInput(job_id=workflow.info().workflow_id, agent=self._agent),
+                OpenJobInput(
+                    job_id=workflow.info().workflow_id,
+                    agent=self._agent,
+                    tenant=self._job.tenant,
+                ),
                 result_type=OpenJobResult,
                 summary=text.summary(f"open job of agent {self._agent.name}"),
                 **option.open_job_options(self._job, remaining),

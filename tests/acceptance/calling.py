@@ -51,11 +51,11 @@ class Calling:
     database: Database
     model: str
 
-    async def start(self, agent: AgentSpec) -> Handle:
+    async def start(self, agent: AgentSpec, tenant: str = "default") -> Handle:
         """Start a job."""
         handle: Handle = await self.client.start_workflow(
             AGENT_WORKFLOW,
-            AgentJobInput(agent=agent, input="Do it.", model=self.model),
+            AgentJobInput(agent=agent, input="Do it.", model=self.model, tenant=tenant),
             id=f"job-{uuid4()}",
             task_queue=AGENTS_QUEUE,
             result_type=AgentJobResult,
@@ -95,7 +95,8 @@ async def calling(
         h = await stack.enter_async_context(harness(database, config=config, respond=respond))
         await stack.enter_async_context(serving(client, h, name))
         if tools:
-            activities = tool_activities(database, Toolbox())
+            toolbox = await stack.enter_async_context(Toolbox())
+            activities = tool_activities(database, toolbox)
             settings = load_settings(max_tool_calls=max_tool_calls, tool_groups=tool_groups)
             for worker in tool_workers(client, settings, activities):
                 await stack.enter_async_context(worker)
