@@ -54,13 +54,17 @@ class Secrets:
             text = text.replace(value, SCRUBBED)
         return text
 
-    def _value(self, tool: str, source: str, name: str) -> str:
-        value = _from_env(tool, name) if source == "env" else _from_file(tool, name)
+    def remember(self, value: str) -> None:
+        """Take `value` out of texts too: one that was made of a secret."""
         for form in _forms(value):
             self._known.pop(form, None)
             self._known[form] = None
         while len(self._known) > MAX_SECRETS:
             del self._known[next(iter(self._known))]
+
+    def _value(self, tool: str, source: str, name: str) -> str:
+        value = _from_env(tool, name) if source == "env" else _from_file(tool, name)
+        self.remember(value)
         return value
 
 

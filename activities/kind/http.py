@@ -272,7 +272,7 @@ def _redirected(tool: str, request: HttpRequest, response: httpx.Response) -> Ht
     target = urljoin(request.url, response.headers["location"])
     status = response.status_code
     here, there = origin_of(request.url), _origin_or_none(target)
-    if there != here and (here, there) != (_plain(there), there):
+    if there != here and _plain(there) != here:
         raise BadInputError(
             f"tool {tool!r}: {request.shown} redirects to {there or 'no HTTP address'}, which is "
             f"another service than {here}",

@@ -13,6 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from activities.kind.openapi_document import Document, pointer_parts
+from contracts.error import BadInputError
 
 MAX_NODES = 20_000
 """Schemas within one operation's arguments: more take longer to check than a call should."""
@@ -21,6 +22,8 @@ MAX_DEPTH = 64
 """Schemas within schemas, without those that a reference leads to."""
 
 PREFIX = "#/$defs/"
+
+_LEFT_OUT = object()
 
 _ONE = frozenset(
     ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
@@ -86,17 +89,14 @@ class Schemas:
             return {}
         given = self._document.mapping(schema, "a schema")
         self._left -= 1
-        if self._left < 0 or depth > MAX_DEPTH:
-            what = f"more than {MAX_NODES:,} schemas" if depth <= MAX_DEPTH else "schemas nested "
-            deep = "" if depth <= MAX_DEPTH else f"more than {MAX_DEPTH} deep"
-            raise self._document.bad(
-                f"the arguments of an operation have {what}{deep}",
-                "choose other operations with `tools: [...]`",
-            )
+        if self._left < 0:
+            raise self._too_large(f"more than {MAX_NODES:,} schemas")
+        if depth > MAX_DEPTH:
+            raise self._too_large(f"schemas nested more than {MAX_DEPTH} deep")
         found = {
             key: each
             for key, value in given.items()
-            if (each := self._keyword(key, value, given, depth)) is not None
+            if (each := self._keyword(key, value, given, depth)) is not _LEFT_OUT
         }
         if isinstance(reference := given.get("$ref"), str):
             found = self._referring(reference, found)
@@ -107,7 +107,7 @@ class Schemas:
         return _nullable(found) if given.get("nullable") is True else found
 
     def _keyword(self, key: str, value: Any, given: Mapping[str, Any], depth: int) -> Any:
-        """Return what a keyword's value becomes; None leaves it out."""
+        """Return what a keyword's value becomes, or that it is left out."""
         if key in _ONE:
             return self._translate(value, depth + 1)
         if key in _MANY:
@@ -122,23 +122,29 @@ class Schemas:
                 if not _is_read_only(each)
             }
         if key not in _PLAIN:
-            return None
+            return _LEFT_OUT
         if key == "required":
             return self._required(value, given)
         if (key == "format" and value not in _FORMATS) or (key == "pattern" and _is_odd(value)):
-            return None
+            return _LEFT_OUT
         return value
 
-    def _required(self, value: Any, given: Mapping[str, Any]) -> list[Any] | None:
+    def _too_large(self, what: str) -> BadInputError:
+        return self._document.bad(
+            f"the arguments of an operation have {what}",
+            "choose other operations with `tools: [...]`",
+        )
+
+    def _required(self, value: Any, given: Mapping[str, Any]) -> Any:
         if not isinstance(value, list):
-            return None  # `required: true` within a property is a common slip
+            return _LEFT_OUT  # `required: true` within a property is a common slip
         properties = given.get("properties")
         parts = properties if isinstance(properties, dict) else {}
         return [name for name in value if not _is_read_only(parts.get(str(name)))]
 
     def _referring(self, reference: str, beside: dict[str, Any]) -> dict[str, Any]:
         if reference not in self._names:
-            last = [*pointer_parts(reference), "schema"][-2 if pointer_parts(reference) else -1]
+            last = (pointer_parts(reference) or ["schema"])[-1]
             stem = re.sub(r"[^A-Za-z0-9_-]", "_", last)[:60]
             taken = set(self._names.values())
             name, number = stem, 2
