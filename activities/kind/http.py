@@ -1,8 +1,8 @@
 """Requests to services that may do anything: hang, redirect, send too much, send garbage.
 
-One request is one attempt: nothing is sent again here. Cookies are not kept, so that one call leaves
-nothing to the next. A body is read up to a limit, counted after decompression, and the connection
-of what is not read to its end is closed.
+One request is one attempt: nothing is sent again here. Cookies are not kept, so that one call
+leaves nothing to the next. A body is read up to a limit, counted after decompression, and the
+connection of what is not read to its end is closed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class HttpClients:
         """Send a request and yield the answer, its body unread.
 
         Redirects are followed within the service only. Raises UnavailableError where there is no
-        answer, now or while the body is read, and BadInputError for a redirect that is not followed.
+        answer, now or while the body is read, and BadInputError for a redirect elsewhere.
         """
         async with self._client(origin_of(request.url)) as client:
             try:

@@ -133,7 +133,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(no
 
 def _yaml(shown: str, text: str) -> Any:
     try:
-        return _with_text_keys(yaml.load(text, Loader=_Loader))  # noqa: S506 - a safe loader
+        return _with_text_keys(yaml.load(text, Loader=_Loader))
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())[:300]
         raise _bad(shown, f"is not YAML: {problem}") from None

@@ -157,7 +157,7 @@ class _Builder:
                 text = _dumped(value)
             else:
                 text = ",".join(_items(value, explode=parameter.explode))
-            text = text.strip()
+            text = text.strip(" \t")
             if _CONTROLS.search(text):
                 raise self._wrong(f"{parameter.argument}: a header has no control characters")
             if len(text) > MAX_HEADER_CHARS:

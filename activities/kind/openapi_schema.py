@@ -158,16 +158,17 @@ class Schemas:
 
 
 def _translate_bound(found: dict[str, Any], exclusive: str, inclusive: str) -> None:
-    if isinstance(found.get(exclusive), bool):
-        if found.pop(exclusive) and inclusive in found:
-            found[exclusive] = found.pop(inclusive)
+    if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and inclusive in found:
+        found[exclusive] = found.pop(inclusive)
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     kind = schema.get("type")
     if kind is None:
-        told = {key: schema.pop(key) for key in ("description", "default") if key in schema}
-        return {"anyOf": [schema, {"type": "null"}], **told} if schema else told
+        told: dict[str, Any] = {
+            key: schema.pop(key) for key in ("description", "default") if key in schema
+        }
+        return {"anyOf": [schema, {"type": "null"}]} | told if schema else told
     kinds = kind if isinstance(kind, list) else [kind]
     if "null" not in kinds:
         schema["type"] = [*kinds, "null"]

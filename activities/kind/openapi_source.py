@@ -1,4 +1,4 @@
-"""OpenAPI documents as they are fetched: from URLs or files, bounded, parsed once while unchanged."""
+"""OpenAPI documents: fetched from URLs or files, bounded, parsed once while unchanged."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Sources:
 
 
 async def in_thread(work: Callable[[], T], document: str) -> T:
-    """Do what takes long with a document; raises what that raises, BadInputError if it is too slow."""
+    """Do what takes long with a document; raises what that does, BadInputError if it is slow."""
     done = start_thread(work, "OpenAPI document")
     ended, _ = await asyncio.wait({done}, timeout=PARSE_TIMEOUT_S)
     if not ended:
