@@ -24,7 +24,8 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
     steps in them, steps shed, events that the scheduler refused (a bug), prompt tokens and those
     that were cached, preemptions, tokens computed for refreshes and prewarms (`overhead_tokens`),
     and where the scheduler's model of the cache and the engine disagreed, and prompts that differed
-    from their session; `template_defect` says why, where the chat template is not append-only.
+    from their session; `template_defect` says why, where the chat template is not append-only;
+    `gpu` is the `GPUAccount`, in seconds.
 
     `GET /cohorts`: the scheduler's view (`SchedulerView`), the last cohorts (newest last), what the
     engine tells of its prefix cache, and the account that refreshes and prewarms go to
@@ -80,6 +81,7 @@ async def _stats(service: InferenceService) -> dict[str, Any]:
         "disagreements": view.disagreements,
         "disagreement_tokens": view.disagreement_tokens,
         "divergences": service.sessions.divergences,
+        "gpu": asdict(dispatcher.gpu.account(dispatcher.now())),
         "template_defect": service.sessions.template_defect,
     }
 
