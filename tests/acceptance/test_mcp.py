@@ -1,4 +1,4 @@
-"""Whole jobs whose tools are those of MCP servers: pinned, apart by tenant, tried once if refused."""
+"""Whole jobs with the tools of MCP servers: pinned, apart by tenant, tried once if refused."""
 
 from __future__ import annotations
 
