@@ -348,7 +348,7 @@ class AgentWorkflow:
         await self._hold.settle()
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
-        turn.shrink(self._state.calls)
+        turn.shrink(self._job.agent, self._state)
         update = {"input": text.one_line(self._job.input) or "…", "carried": self._state}
         workflow.continue_as_new(self._job.model_copy(update=update))
 

@@ -28,6 +28,7 @@ from contracts.name import (
     TOOLS_QUEUE,
     continue_queue,
     start_queue,
+    tool_queue,
 )
 from contracts.tool_source import RemoteActivity
 
@@ -63,6 +64,17 @@ CHECK_APPROVAL_ATTEMPT_TIMEOUT = timedelta(seconds=30)
 
 CHECK_APPROVAL_ATTEMPTS = 5
 """Attempts at a rule, for workers that are lost."""
+
+KEEP_RESULT_TIMEOUT = timedelta(minutes=10)
+"""Schedule to close of `keep_result`: the call has been made, so its result is worth a wait."""
+
+KEEP_RESULT_ATTEMPT_TIMEOUT = timedelta(seconds=30)
+"""Start to close of one attempt of `keep_result`: it stores one row."""
+
+KEEP_RESULT_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
+)
+"""Bounded by the time above."""
 
 LLM_STEP_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
@@ -115,6 +127,18 @@ def check_approval_options(job: AgentJobInput, remaining: timedelta) -> Activity
         schedule_to_close_timeout=min(CHECK_APPROVAL_TIMEOUT, remaining),
         start_to_close_timeout=CHECK_APPROVAL_ATTEMPT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_attempts=CHECK_APPROVAL_ATTEMPTS),
+        cancellation_type=ActivityCancellationType.TRY_CANCEL,
+        priority=priority(job),
+    )
+
+
+def keep_result_options(job: AgentJobInput, remaining: timedelta) -> ActivityOptions:
+    """Return the options of `keep_result`; `remaining` is the job's wall time that is left."""
+    return ActivityOptions(
+        task_queue=TOOLS_QUEUE,
+        schedule_to_close_timeout=min(KEEP_RESULT_TIMEOUT, remaining),
+        start_to_close_timeout=KEEP_RESULT_ATTEMPT_TIMEOUT,
+        retry_policy=KEEP_RESULT_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
         priority=priority(job),
     )
@@ -185,7 +209,7 @@ def call_tool_options(
 ) -> ActivityOptions:
     """Return the options of a tool call, from its policy."""
     return ActivityOptions(
-        task_queue=TOOLS_QUEUE,
+        task_queue=tool_queue(tool.group),
         schedule_to_close_timeout=remaining,
         schedule_to_start_timeout=tool.queue_timeout,
         start_to_close_timeout=tool.timeout + TOOL_GRACE,
