@@ -8,6 +8,7 @@ from typing import Self
 from activities.kind.activity import ActivityTools
 from activities.kind.function import FunctionTools
 from activities.kind.mcp import McpTools
+from activities.kind.openapi import OpenApiTools
 from activities.kind.sql import SqlTools
 from activities.secret import Secrets
 from activities.tool import LoadedTool, ServedTool, ToolKind
@@ -26,6 +27,7 @@ class Toolbox:
         self._servers = McpTools(self.secrets)
         self._kinds: dict[str, ToolKind] = {
             "function": FunctionTools(),
+            "openapi": OpenApiTools(self.secrets),
             "sql": SqlTools(self.secrets),
             "activity": ActivityTools(),
         }
