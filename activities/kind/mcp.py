@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from activities.error_map import FailureKind, classify
 from activities.kind.json_schema import check_arguments, check_schema
+from activities.kind.told_schema import told_schema
 from activities.mcp.answer import answer_of
 from activities.mcp.endpoint import Endpoint, endpoint_of
 from activities.mcp.http import HttpError
@@ -135,7 +136,8 @@ class _TenantTools:
             )
         check_schema(shown, tool.arguments)
         description = self._secrets.scrub(tool.description)[:MAX_DESCRIPTION_CHARS]
-        return ServedTool(_schema(name, description, tool.arguments), remote=tool.name)
+        told = told_schema(shown, tool.arguments)
+        return ServedTool(_schema(name, description, told), remote=tool.name)
 
 
 def _schema(name: str, description: str, arguments: dict[str, Any]) -> ToolSchema:
