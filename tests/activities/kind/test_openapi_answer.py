@@ -1,4 +1,4 @@
-"""What a service may answer: too much, garbage, nothing, never, from elsewhere; and what is read."""
+"""What a service may answer: too much, garbage, nothing, never; and what is read of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from tests.activities.kind.service import (
 
 __all__ = ["service", "tools"]
 
-JSON, PLAIN = "application/json", "text/plain"
+JSON, PLAIN, BYTES = "application/json", "text/plain", "application/octet-stream"
+NO_TEXT = "(the answer is no text but"
 GIGABYTE = 1_000_000_000
 
 
@@ -64,12 +65,12 @@ async def call(tools: OpenApiTools, service: Service, *answers: Answer, **policy
         (http("<p>page</p>", content_type="text/html"), "<p>page</p>"),
         (http(status="204 No Content"), "204 No Content, no content"),
         (http(status="201 Created", location="/x/7"), "201 Created, no content; Location: /x/7"),
-        (http(b"\x89PNG" * 3, content_type="image/png"), "(the answer is no text but image/png, 12 bytes)"),
-        (http(b"\0\1" * 3, content_type="application/octet-stream"), "(the answer is no text but application/octet-stream, 6 bytes)"),
-        (http(b"\x89\xff"), "(the answer is no text but no type, 2 bytes)"),
-        (http("text", content_type="application/octet-stream"), "text"),
+        (http(b"\x89PNG", content_type="image/png"), f"{NO_TEXT} image/png, 4 bytes)"),
+        (http(b"\0\1", content_type=BYTES), f"{NO_TEXT} {BYTES}, 2 bytes)"),
+        (http(b"\x89\xff"), f"{NO_TEXT} no type, 2 bytes)"),
+        (http("text", content_type=BYTES), "text"),
     ],
-)  # fmt: skip
+)
 async def test_answer_is_read_as_text_or_named(
     tools: OpenApiTools, service: Service, answer: bytes, read: str
 ) -> None:
@@ -107,10 +108,10 @@ async def test_answer_of_a_gigabyte_is_one_clear_error_and_not_read_to_its_end(
 async def test_body_that_unpacks_to_a_gigabyte_takes_no_memory(
     tools: OpenApiTools, service: Service, encoding: str
 ) -> None:
-    packer = zlib.compressobj(9, wbits=31 if encoding == "gzip" else 15)
+    packer = zlib.compressobj(1, wbits=31 if encoding == "gzip" else 15)
     zeros = b"\0" * 10_000_000
     packed = b"".join(packer.compress(zeros) for _ in range(100)) + packer.flush()
-    assert len(packed) < 1_100_000
+    assert len(packed) < GIGABYTE / 200
     tracemalloc.start()
     with pytest.raises(LimitExceededError, match="the limit is 256,000 bytes"):
         await call(tools, service, http(packed, content_encoding=encoding, content_type=PLAIN))
@@ -171,11 +172,11 @@ async def test_body_that_is_not_packed_as_it_says_is_one_clear_error(
         b"\x00\xff garbage \r\n\r\n",
         b"HTTP/1.1 999999 What\r\n\r\n",
         flood(b"HTTP/1.1 200 OK\r\n", b"X-Long: " + b"x" * 50_000, 10),
-        flood(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100\r\n\r\n", b"short", 1),
+        flood(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", b"short", 1),
         flood(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"zz\r\n", 3),
     ],
     ids=["dropped", "garbage", "status", "headers", "cut", "chunks"],
-)  # fmt: skip
+)
 async def test_broken_answer_may_pass(
     tools: OpenApiTools, service: Service, answer: Answer
 ) -> None:
@@ -188,7 +189,7 @@ async def test_broken_answer_may_pass(
 async def test_service_that_is_away_may_come_back(tools: OpenApiTools, service: Service) -> None:
     service.serve(document(get_x={}))
     ref = shop(service, url="http://127.0.0.1:9", remote="get_x")
-    with pytest.raises(UnavailableError, match="no answer from http://127.0.0.1:9") as caught:
+    with pytest.raises(UnavailableError, match=r"no answer from http://127\.0\.0\.1:9") as caught:
         await ask(tools, ref)
     assert classify(caught.value).kind is FailureKind.TRANSIENT
 
@@ -290,8 +291,8 @@ async def test_redirect_to_another_service_is_not_followed(
 ) -> None:
     async with running() as other:
         other.answers["/x"] = [http("got you")]
-        for to in (f"{other.url}/x", f"//{other.url[7:]}/x", "file:///etc/passwd", "http://"):
-            with pytest.raises(BadInputError, match="redirects to .*, which is another service"):
+        for to in (f"{other.url}/x", f"//{other.url[7:]}/x", "file:///etc/passwd"):
+            with pytest.raises(BadInputError, match=r"redirects to .*, which is another service"):
                 await call(tools, service, moved(to))
     assert other.seen == []
 
