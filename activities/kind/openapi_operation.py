@@ -372,7 +372,7 @@ def _fitting(operation_id: Any, place: Place) -> str:
     """Return a name that a tool may have."""
     text = operation_id if isinstance(operation_id, str) else ""
     if not re.search(r"[A-Za-z]", text):
-        text = f"{place.method}_{place.path}"
+        text = f"{place.method}{place.path}"
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", text)
     name = re.sub(r"^[^A-Za-z]+", "", words)[:MAX_NAME_CHARS].rstrip("_-")
     return name if re.match(NAME_PATTERN, name) else place.method
