@@ -25,6 +25,7 @@ class CallToolInput(Frozen):
     job_id: str
     call: ToolCall
     tool: ToolRef
+    tenant: str = "default"
 
 
 class CallToolResult(Frozen):

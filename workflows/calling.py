@@ -139,7 +139,12 @@ class Caller:
             try:
                 result: CallToolResult = await workflow.execute_activity(
                     CALL_TOOL,
-                    CallToolInput(job_id=workflow.info().workflow_id, call=each.call, tool=tool),
+                    CallToolInput(
+                        job_id=workflow.info().workflow_id,
+                        call=each.call,
+                        tool=tool,
+                        tenant=self._job.tenant,
+                    ),
                     result_type=CallToolResult,
                     summary=text.call_summary(each.call),
                     **option.call_tool_options(self._job, tool, self._time_left()),

@@ -43,7 +43,8 @@ OPEN_JOB_TIMEOUT = timedelta(minutes=10)
 """Schedule to close of `open_job`: a tool worker that is away longer fails the job."""
 
 OPEN_JOB_ATTEMPT_TIMEOUT = timedelta(seconds=30)
-"""Start to close of one attempt of `open_job`: it stores a few rows."""
+"""Start to close of one attempt of `open_job`: it stores a few rows. Servers' tools are asked for
+one after the other, each within its own time, which comes on top."""
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)
 """Liveness of long activities; they heartbeat from their sixth second on."""
@@ -105,10 +106,14 @@ def priority(job: AgentJobInput) -> Priority:
 
 def open_job_options(job: AgentJobInput, remaining: timedelta) -> ActivityOptions:
     """Return the options of `open_job`; `remaining` is the job's wall time that is left."""
+    longest = min(OPEN_JOB_TIMEOUT, remaining)
+    attempt = OPEN_JOB_ATTEMPT_TIMEOUT
+    for tool in job.agent.tools:
+        attempt += min(tool.mcp.list_timeout, longest) if tool.mcp else timedelta(0)
     return ActivityOptions(
         task_queue=TOOLS_QUEUE,
-        schedule_to_close_timeout=min(OPEN_JOB_TIMEOUT, remaining),
-        start_to_close_timeout=OPEN_JOB_ATTEMPT_TIMEOUT,
+        schedule_to_close_timeout=longest,
+        start_to_close_timeout=min(attempt, max(longest, OPEN_JOB_ATTEMPT_TIMEOUT)),
         retry_policy=OPEN_JOB_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
         priority=priority(job),
