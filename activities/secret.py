@@ -70,8 +70,8 @@ class Secrets:
             text = text.replace(form, SCRUBBED)
         return text
 
-    def _value(self, tool: str, source: str, name: str) -> str:
-        value = _from_env(tool, name) if source == "env" else _from_file(tool, name)
+    def remember(self, value: str) -> None:
+        """Take `value` out of texts too: one that was made of a secret."""
         known = self._known.pop(value, None)
         self._known[value] = known or tuple(_forms(value))
         while len(self._known) > MAX_SECRETS:
@@ -79,6 +79,10 @@ class Secrets:
         if known is None:
             forms = {form for each in self._known.values() for form in each}
             self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
+
+    def _value(self, tool: str, source: str, name: str) -> str:
+        value = _from_env(tool, name) if source == "env" else _from_file(tool, name)
+        self.remember(value)
         return value
 
 

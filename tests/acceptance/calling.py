@@ -17,8 +17,10 @@ from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.agent import AgentSpec
 from contracts.job import AgentJobInput, AgentJobResult
-from contracts.name import AGENT_WORKFLOW, AGENTS_QUEUE, TOOLS_QUEUE
+from contracts.name import AGENT_WORKFLOW, AGENTS_QUEUE
 from inference_service.engine.simulated import SimulatedConfig
+from muster.settings import load_settings
+from muster.worker.tools import tool_workers
 from store.database import Database
 from store.schema import tool_ledger
 from tests.inference_service.harness import harness
@@ -49,11 +51,11 @@ class Calling:
     database: Database
     model: str
 
-    async def start(self, agent: AgentSpec) -> Handle:
+    async def start(self, agent: AgentSpec, tenant: str = "default") -> Handle:
         """Start a job."""
         handle: Handle = await self.client.start_workflow(
             AGENT_WORKFLOW,
-            AgentJobInput(agent=agent, input="Do it.", model=self.model),
+            AgentJobInput(agent=agent, input="Do it.", model=self.model, tenant=tenant),
             id=f"job-{uuid4()}",
             task_queue=AGENTS_QUEUE,
             result_type=AgentJobResult,
@@ -76,9 +78,13 @@ async def calling(
     *,
     max_tool_calls: int = 64,
     tools: bool = True,
+    tool_groups: str = "",
     config: SimulatedConfig | None = None,
 ) -> AsyncIterator[Calling]:
-    """Serve a scripted model, agents and, unless another process does, `tools`."""
+    """Serve a scripted model, agents and, unless another process does, `tools`.
+
+    Tools of groups, too, as a setting names them.
+    """
     name = f"m-{uuid4().hex[:12]}"
 
     def respond(request: Any, prompt: str) -> str:
@@ -89,14 +95,11 @@ async def calling(
         h = await stack.enter_async_context(harness(database, config=config, respond=respond))
         await stack.enter_async_context(serving(client, h, name))
         if tools:
-            await stack.enter_async_context(
-                Worker(
-                    client,
-                    task_queue=TOOLS_QUEUE,
-                    activities=tool_activities(database, Toolbox()),
-                    max_concurrent_activities=max_tool_calls,
-                )
-            )
+            toolbox = await stack.enter_async_context(Toolbox())
+            activities = tool_activities(database, toolbox)
+            settings = load_settings(max_tool_calls=max_tool_calls, tool_groups=tool_groups)
+            for worker in tool_workers(client, settings, activities):
+                await stack.enter_async_context(worker)
         await stack.enter_async_context(
             Worker(
                 client,
