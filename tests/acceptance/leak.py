@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from sqlalchemy import text as sql
 from temporalio.client import Client, WorkflowFailureError
 
+from activities.kind.query import MAX_CELL_CHARS
 from contracts.agent import AgentSpec, OnFailure, RetryPolicy, Sampling, ToolRef
 from contracts.tool_source import SqlDatabase
 from muster.archive import export_run
@@ -135,10 +136,12 @@ async def databases(place: Place) -> list[Echo]:
     named = f"{server}{'&' if '?' in rest else '?'}shop.token=${{env:SHOP_TOKEN}}"
     away = f"postgresql://shop:{place.key}@/shop?host=${{env:SHOP_FOLDER}}.invalid"
     query = "select text from note"
+    cut = f"select repeat('x', {MAX_CELL_CHARS - 14}) || text from note"
     return [
         Echo(_database("notes", f"{folder}/notes.db", query)),
         Echo(_database("no_notes", f"{folder}/none.db", query), "/[secret]/none.db"),
         Echo(_database("rows", server, query)),
+        Echo(_database("cut", server, cut)),
         Echo(_database("many", server, "select repeat(text, 300) from note")),
         Echo(_database("casts", server, "select text::int from note"), "type integer"),
         Echo(_database("settings", named, "select current_setting('shop.token')")),

@@ -12,6 +12,8 @@ import threading
 import warnings
 from urllib.parse import quote
 
+from pydantic import BaseModel, model_serializer
+
 _log = logging.getLogger("shop.client")
 
 
@@ -93,10 +95,10 @@ def drops() -> str:
     raise ConnectionError(f"https://shop:{quote(_token(), safe='')}@shop.example hung up")
 
 
-class _Broken:
-    @property
-    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
-        raise RuntimeError("x" * 490 + _token())
+class _Broken(BaseModel):
+    @model_serializer
+    def _fail(self) -> str:
+        raise RuntimeError("x" * 436 + _token())
 
 
 def garbles() -> object:
