@@ -66,3 +66,9 @@ MAX_STEP_FAILURES = 3
 
 MAX_SEED = 2**32 - 1
 """Seed of an agent's sampling; engines keep it in 64 bits, and a repaired sample adds to it."""
+
+MAX_PLAN_NODES = 500
+"""Nodes of one plan, and of one `map`'s body."""
+
+MAX_MAP_WIDTH = 200
+"""Items that one `map` works on at a time; Temporal takes 2,000 pending activities of a job."""

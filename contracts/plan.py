@@ -1,0 +1,214 @@
+"""A plan as a person or a model writes it: nodes that take in what earlier nodes gave.
+
+A value that names an earlier one is written `${node}`, `${node.field}`, `${node.list[0]}`; the
+plan's own input is `${input}`, and inside a `map` one item is `${item}` and its place `${index}`. A
+text that is nothing but one reference stands for the value itself; among other words it is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, JsonValue, StringConstraints, Tag, model_validator
+
+from contracts.agent import MAX_TOOLS, Name, SubAgent, ToolRef
+from contracts.limit import MAX_MAP_WIDTH, MAX_PLAN_NODES
+from contracts.message import Frozen
+from contracts.tool_source import Duration
+
+Person = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""Who may decide, by the name given with a decision."""
+
+NODE_KINDS = ("llm", "tool", "approval", "agent", "branch", "map", "join")
+"""What a node does; the key of that name says with what."""
+
+
+class NodeFailure(StrEnum):
+    """What a node that has failed, its retries included, does to the plan."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    """It gives null, and what needs it is skipped too, joins aside."""
+    REPLAN = "replan"
+    """The planner is asked for another way from here."""
+
+
+class StepRole(StrEnum):
+    """What an LLM node is for; a plan's `models` say which model does it."""
+
+    DECIDE = "decide"
+    EXTRACT = "extract"
+    ROUTE = "route"
+    PLAN = "plan"
+    WRITE = "write"
+
+
+class NodeBase(Frozen):
+    """What all nodes have; a node waits for those that it refers to, and for those in `after`."""
+
+    after: tuple[Name, ...] = ()
+    timeout: Duration = timedelta(hours=1)
+    """From its start to its end, retries included."""
+    retries: int = Field(0, ge=0, le=10)
+    on_failure: NodeFailure = NodeFailure.FAIL
+    fallback: Name | None = None
+    """The node that runs if this one fails, and whose value stands for its own then."""
+
+    @model_validator(mode="after")
+    def _has_one_way_to_fail(self) -> NodeBase:
+        if self.fallback and self.on_failure is not NodeFailure.FAIL:
+            raise ValueError(f"`fallback` and `on_failure: {self.on_failure}` exclude each other")
+        return self
+
+
+class LLMNode(NodeBase):
+    """One LLM step: `llm` is the prompt. It gives text, one of `choices`, or JSON like `output`."""
+
+    llm: str = Field(min_length=1)
+    instructions: str = ""
+    choices: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] = ()
+    output: dict[str, JsonValue] | None = None
+    """JSON schema."""
+    model: Name | None = None
+    role: StepRole | None = None
+    max_tokens: int = Field(256, ge=1, le=32_768)
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> LLMNode:
+        if self.choices and self.output is not None:
+            raise ValueError("`choices` and `output` exclude each other")
+        if self.model and self.role:
+            raise ValueError("`model` and `role` exclude each other: a role names a model")
+        return self
+
+
+class ToolNode(NodeBase):
+    """One call of a tool of the plan; it gives what the tool returns."""
+
+    tool: Name
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    output: dict[str, JsonValue] | None = None
+    """JSON schema of what it returns, if that is to be checked."""
+
+
+class ApprovalNode(NodeBase):
+    """A question to people; it gives `approved`, `by` and `reason`. A denial is no failure."""
+
+    approval: str = Field(min_length=1)
+    people: int = Field(1, ge=1, le=100)
+    may_decide: tuple[Person, ...] = ()
+    """Anybody, if it names none."""
+    expires: Duration = timedelta(days=1)
+    """Undecided so long, it is denied."""
+
+
+class AgentNode(NodeBase):
+    """A task for an agent of the plan, as a job of its own; it gives the agent's answer."""
+
+    agent: Name
+    task: str = Field(min_length=1)
+
+
+class Case(Frozen):
+    """One way out of a branch, taken if all of what it says holds."""
+
+    then: Name
+    equals: JsonValue = None
+    one_of: tuple[JsonValue, ...] = ()
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The tests that it makes."""
+        return tuple(key for key in ("equals", "one_of", "above", "below") if key in self.tests)
+
+    @property
+    def tests(self) -> frozenset[str]:
+        """The fields that were given, `then` aside."""
+        return frozenset(self.model_fields_set - {"then"})
+
+    @model_validator(mode="after")
+    def _tests_something(self) -> Case:
+        if not self.tests:
+            raise ValueError("a case says when it holds: `equals`, `one_of`, `above` or `below`")
+        return self
+
+
+class BranchNode(NodeBase):
+    """A choice by an earlier value: the first case that holds is run, all others are skipped.
+
+    It gives the name of the node it chose, null if none.
+    """
+
+    branch: JsonValue
+    cases: tuple[Case, ...] = Field(min_length=1, max_length=64)
+    otherwise: Name | None = None
+
+
+class MapNode(NodeBase):
+    """The nodes of `do`, once for each item of a list, at most `width` items at a time.
+
+    It gives the list of what `gives` stands for, in the order of the items.
+    """
+
+    map: JsonValue
+    do: dict[Name, Node] = Field(min_length=1, max_length=MAX_PLAN_NODES)
+    gives: JsonValue = None
+    """A value of the nodes in `do`; by default that of the one which no other needs."""
+    width: int = Field(8, ge=1, le=MAX_MAP_WIDTH)
+
+
+class JoinNode(NodeBase):
+    """Waits for nodes that may have been skipped.
+
+    It gives an object with the value of each, null for a skipped one; with `first`, the value of
+    the first of them that was not skipped.
+    """
+
+    join: tuple[Name, ...] = Field(min_length=1, max_length=MAX_PLAN_NODES)
+    first: bool = False
+
+
+def node_kind(node: Any) -> str | None:
+    """Return what kind of node `node` is, data or model; None if it is of none, or of several."""
+    keys = node if isinstance(node, Mapping) else type(node).model_fields
+    kinds = [kind for kind in NODE_KINDS if kind in keys]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+Node = Annotated[
+    Annotated[LLMNode, Tag("llm")]
+    | Annotated[ToolNode, Tag("tool")]
+    | Annotated[ApprovalNode, Tag("approval")]
+    | Annotated[AgentNode, Tag("agent")]
+    | Annotated[BranchNode, Tag("branch")]
+    | Annotated[MapNode, Tag("map")]
+    | Annotated[JoinNode, Tag("join")],
+    Discriminator(
+        node_kind,
+        custom_error_type="node_kind",
+        custom_error_message=f"a node has exactly one of {', '.join(NODE_KINDS)}",
+    ),
+]
+
+MapNode.model_rebuild()
+
+
+class Plan(Frozen):
+    """A DAG of nodes, what it takes in and what it gives."""
+
+    name: Name
+    description: str = Field("", max_length=4_000)
+    input: dict[str, JsonValue] = Field(default_factory=lambda: {"type": "object"})
+    """JSON schema of the input object."""
+    models: dict[StepRole, Name] = Field(default_factory=dict)
+    """Which model does what; the stack's default model does the rest."""
+    tools: tuple[ToolRef, ...] = Field((), max_length=MAX_TOOLS)
+    agents: tuple[SubAgent, ...] = Field((), max_length=MAX_TOOLS)
+    nodes: dict[Name, Node] = Field(min_length=1, max_length=MAX_PLAN_NODES)
+    output: JsonValue = None
+    """What the plan gives; by default an object with the value of each node that no other needs."""
