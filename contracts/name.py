@@ -4,6 +4,7 @@ AGENTS_QUEUE = "agents"
 TOOLS_QUEUE = "tools"
 
 AGENT_WORKFLOW = "AgentWorkflow"
+PLAN_WORKFLOW = "PlanWorkflow"
 
 OPEN_JOB = "open_job"
 LLM_STEP = "llm_step"
@@ -16,6 +17,8 @@ TASK = "task"
 
 PROGRESS_QUERY = "progress"
 WAITS_QUERY = "waits"
+PLAN_QUERY = "plan"
+PLAN_STATE_QUERY = "plan_state"
 MESSAGE_UPDATE = "message"
 DECIDE_UPDATE = "decide"
 PAUSE_UPDATE = "pause"

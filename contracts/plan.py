@@ -14,13 +14,17 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, JsonValue, StringConstraints, Tag, model_validator
 
-from contracts.agent import MAX_TOOLS, Name, SubAgent, ToolRef
-from contracts.limit import MAX_MAP_WIDTH, MAX_PLAN_NODES
+from contracts.agent import Name, SubAgent, ToolRef
+from contracts.approval import Approval, PersonName
+from contracts.limit import (
+    MAX_APPROVERS,
+    MAX_MAP_WIDTH,
+    MAX_NAMED_APPROVERS,
+    MAX_PLAN_NODES,
+    MAX_TOOLS,
+)
 from contracts.message import Frozen
 from contracts.tool_source import Duration
-
-Person = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-"""Who may decide, by the name given with a decision."""
 
 NODE_KINDS = ("llm", "tool", "approval", "agent", "branch", "map", "join")
 """What a node does; the key of that name says with what."""
@@ -30,29 +34,15 @@ class NodeFailure(StrEnum):
     """What a node that has failed, its retries included, does to the plan."""
 
     FAIL = "fail"
+    """The plan fails; in a map, the map does."""
     SKIP = "skip"
-    """It gives null, and what needs it is skipped too, joins aside."""
-    REPLAN = "replan"
-    """The planner is asked for another way from here."""
-
-
-class StepRole(StrEnum):
-    """What an LLM node is for; a plan's `models` say which model does it."""
-
-    DECIDE = "decide"
-    EXTRACT = "extract"
-    ROUTE = "route"
-    PLAN = "plan"
-    WRITE = "write"
+    """It counts as skipped, and what needs it is skipped too, joins aside."""
 
 
 class NodeBase(Frozen):
     """What all nodes have; a node waits for those that it refers to, and for those in `after`."""
 
-    after: tuple[Name, ...] = ()
-    timeout: Duration = timedelta(hours=1)
-    """From its start to its end, retries included."""
-    retries: int = Field(0, ge=0, le=10)
+    after: tuple[Name, ...] = Field((), max_length=MAX_PLAN_NODES)
     on_failure: NodeFailure = NodeFailure.FAIL
     fallback: Name | None = None
     """The node that runs if this one fails, and whose value stands for its own then."""
@@ -64,7 +54,15 @@ class NodeBase(Frozen):
         return self
 
 
-class LLMNode(NodeBase):
+class WorkNode(NodeBase):
+    """What nodes have that do work outside of the plan."""
+
+    timeout: Duration | None = None
+    """From its start to its end, retries included; without it, the plan's time is the limit."""
+    retries: int = Field(0, ge=0, le=10)
+
+
+class LLMNode(WorkNode):
     """One LLM step: `llm` is the prompt. It gives text, one of `choices`, or JSON like `output`."""
 
     llm: str = Field(min_length=1)
@@ -73,39 +71,50 @@ class LLMNode(NodeBase):
     output: dict[str, JsonValue] | None = None
     """JSON schema."""
     model: Name | None = None
-    role: StepRole | None = None
     max_tokens: int = Field(256, ge=1, le=32_768)
 
     @model_validator(mode="after")
     def _has_one_form(self) -> LLMNode:
         if self.choices and self.output is not None:
             raise ValueError("`choices` and `output` exclude each other")
-        if self.model and self.role:
-            raise ValueError("`model` and `role` exclude each other: a role names a model")
+        if len(set(self.choices)) != len(self.choices):
+            raise ValueError("`choices` names something twice")
         return self
 
 
-class ToolNode(NodeBase):
-    """One call of a tool of the plan; it gives what the tool returns."""
+class ToolNode(WorkNode):
+    """One call of a tool of the plan; it gives what the tool returns: text, or JSON if `output`."""
 
     tool: Name
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     output: dict[str, JsonValue] | None = None
-    """JSON schema of what it returns, if that is to be checked."""
+    """JSON schema of what it returns, which is read as JSON then."""
 
 
 class ApprovalNode(NodeBase):
     """A question to people; it gives `approved`, `by` and `reason`. A denial is no failure."""
 
-    approval: str = Field(min_length=1)
-    people: int = Field(1, ge=1, le=100)
-    may_decide: tuple[Person, ...] = ()
-    """Anybody, if it names none."""
-    expires: Duration = timedelta(days=1)
-    """Undecided so long, it is denied."""
+    approval: str = Field(min_length=1, max_length=4_000)
+    people: int = Field(1, ge=1, le=MAX_APPROVERS)
+    """How many different people must approve."""
+    by: tuple[PersonName, ...] = Field((), max_length=MAX_NAMED_APPROVERS)
+    """Who may decide; anybody if empty."""
+    expires: Duration | None = None
+    """Undecided so long, it counts as denied."""
+
+    @model_validator(mode="after")
+    def _can_be_decided(self) -> ApprovalNode:
+        if self.policy.people > 0 and (self.fallback or self.on_failure is not NodeFailure.FAIL):
+            raise ValueError("a denial is no failure: branch on `approved` instead of `on_failure`")
+        return self
+
+    @property
+    def policy(self) -> Approval:
+        """Who decides, as a tool's approval says it."""
+        return Approval(people=self.people, by=self.by, expires=self.expires)
 
 
-class AgentNode(NodeBase):
+class AgentNode(WorkNode):
     """A task for an agent of the plan, as a job of its own; it gives the agent's answer."""
 
     agent: Name
@@ -120,11 +129,6 @@ class Case(Frozen):
     one_of: tuple[JsonValue, ...] = ()
     above: float | None = None
     below: float | None = None
-
-    @property
-    def bounds(self) -> tuple[str, ...]:
-        """The tests that it makes."""
-        return tuple(key for key in ("equals", "one_of", "above", "below") if key in self.tests)
 
     @property
     def tests(self) -> frozenset[str]:
@@ -158,7 +162,8 @@ class MapNode(NodeBase):
     map: JsonValue
     do: dict[Name, Node] = Field(min_length=1, max_length=MAX_PLAN_NODES)
     gives: JsonValue = None
-    """A value of the nodes in `do`; by default that of the one which no other needs."""
+    """A value of the nodes in `do`; by default that of the one which no other needs. Of an item
+    whose node was skipped it is null."""
     width: int = Field(8, ge=1, le=MAX_MAP_WIDTH)
 
 
@@ -171,6 +176,12 @@ class JoinNode(NodeBase):
 
     join: tuple[Name, ...] = Field(min_length=1, max_length=MAX_PLAN_NODES)
     first: bool = False
+
+    @model_validator(mode="after")
+    def _cannot_fail(self) -> JoinNode:
+        if self.fallback or self.on_failure is not NodeFailure.FAIL:
+            raise ValueError("a join does not fail: it has no `fallback` and no `on_failure`")
+        return self
 
 
 def node_kind(node: Any) -> str | None:
@@ -198,17 +209,36 @@ Node = Annotated[
 MapNode.model_rebuild()
 
 
+def _any_object() -> dict[str, JsonValue]:
+    return {"type": "object"}
+
+
+class PlanLimits(Frozen):
+    """What one job of a plan may use, its agents included; the plan fails at the next node."""
+
+    max_tokens: int = Field(1_000_000, ge=1)
+    """Prompt tokens not served from cache, plus generated tokens."""
+    max_tool_calls: int = Field(10_000, ge=0, le=100_000)
+    max_llm_steps: int | None = Field(None, ge=1)
+    max_engine_time: Duration | None = None
+    """Time of its steps in the engine."""
+    max_wall_time: Duration = timedelta(hours=24)
+
+
 class Plan(Frozen):
     """A DAG of nodes, what it takes in and what it gives."""
 
     name: Name
     description: str = Field("", max_length=4_000)
-    input: dict[str, JsonValue] = Field(default_factory=lambda: {"type": "object"})
+    input: dict[str, JsonValue] = Field(default_factory=_any_object)
     """JSON schema of the input object."""
-    models: dict[StepRole, Name] = Field(default_factory=dict)
-    """Which model does what; the stack's default model does the rest."""
+    model: Name | None = None
+    """Served model of the LLM nodes that name none; the stack's default model if not given."""
     tools: tuple[ToolRef, ...] = Field((), max_length=MAX_TOOLS)
     agents: tuple[SubAgent, ...] = Field((), max_length=MAX_TOOLS)
     nodes: dict[Name, Node] = Field(min_length=1, max_length=MAX_PLAN_NODES)
     output: JsonValue = None
     """What the plan gives; by default an object with the value of each node that no other needs."""
+    max_parallel: int = Field(64, ge=1, le=MAX_MAP_WIDTH)
+    """Nodes that run at a time, those of maps included."""
+    limits: PlanLimits = PlanLimits()

@@ -156,7 +156,7 @@ _ALL = frozenset(("null", "boolean", "number", "string", "array", "object"))
 def types_of(schema: Schema, root: Schema | None = None) -> frozenset[str]:
     """Return the types that a value of this schema may have; `integer` counts as `number`."""
     root = schema if root is None else root
-    schema = _followed(schema, root)
+    schema = followed(schema, root)
     if "const" in schema:
         return frozenset((_wide(kind_of(schema["const"])),))
     if isinstance(enum := schema.get("enum"), list):
@@ -183,7 +183,7 @@ def schema_at(schema: Schema, reference: Reference) -> Schema:
     root = schema
     for place, step in enumerate(reference.steps):
         at = Reference(reference.name, reference.steps[:place])
-        schema = _followed(schema, root)
+        schema = followed(schema, root)
         wanted = "array" if isinstance(step, int) else "object"
         types = types_of(schema, root)
         if wanted not in types:
@@ -217,7 +217,7 @@ def _property(schema: Schema, step: str, reference: Reference, at: Reference) ->
     return more
 
 
-def _followed(schema: Schema, root: Schema) -> Schema:
+def followed(schema: Schema, root: Schema) -> Schema:
     """Return what a local `$ref` leads to, `ANY` if that cannot be found."""
     seen: set[str] = set()
     while isinstance(ref := schema.get("$ref"), str):
