@@ -42,7 +42,7 @@ class Progress:
 
     def __init__(self, plan: Plan, root: BodyState, of_plan: Mapping[str, JsonValue]) -> None:
         self._plan = plan
-        self._ready: deque[NodePath] = deque()
+        self._ready: dict[NodePath, None] = {}
         self._look: deque[tuple[Live, str]] = deque()
         self._maps: list[NodePath] = []
         self._live: dict[NodePath, Live] = {}
@@ -72,7 +72,8 @@ class Progress:
         self._open_items()
         if self.is_over or len(self.running) >= self._plan.max_parallel or not self._ready:
             return None
-        path = self._ready.popleft()
+        path = next(iter(self._ready))
+        del self._ready[path]
         live, name = self._at(path)
         live.state.node(name).status = _RUNNING
         self.running[path] = live.body.nodes[name]
@@ -113,7 +114,7 @@ class Progress:
         if self._is_gone(path):
             return
         self.state(path).status = _WAITING
-        self._ready.appendleft(path)
+        self._ready[path] = None
 
     def take_dropped(self) -> list[NodePath]:
         """Return nodes that ran when their map failed, each once: nothing is expected of them."""
@@ -200,7 +201,7 @@ class Progress:
                 case MapNode():
                     self._begin_map(live, name, fill(node.map, Names(live)))
                 case _:
-                    self._ready.append((*live.path, name))
+                    self._ready[(*live.path, name)] = None
         except BadReferenceError as error:
             self._fail(live, name, error.message)
 
@@ -334,7 +335,7 @@ class Progress:
         """Stop a map; what it has done is kept where the plan may be tried again."""
         state, path = live.state.node(name), (*live.path, name)
         self._dropped += [each for each in self.running if each[: len(path)] == path]
-        self._ready = deque(each for each in self._ready if each[: len(path)] != path)
+        self._ready = {each: None for each in self._ready if each[: len(path)] != path}
         for place in list(state.open):
             if (inner := self._live.get((*path, place))) is not None:
                 self._forget(inner)
