@@ -5,6 +5,8 @@ TOOLS_QUEUE = "tools"
 
 AGENT_WORKFLOW = "AgentWorkflow"
 PLAN_WORKFLOW = "PlanWorkflow"
+JOB_WORKFLOWS = (AGENT_WORKFLOW, PLAN_WORKFLOW)
+"""What a job is to Temporal."""
 
 OPEN_JOB = "open_job"
 LLM_STEP = "llm_step"

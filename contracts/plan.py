@@ -12,7 +12,16 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, JsonValue, StringConstraints, Tag, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from contracts.agent import Name, SubAgent, ToolRef
 from contracts.approval import Approval, PersonName
@@ -135,6 +144,11 @@ class Case(Frozen):
         """The fields that were given, `then` aside."""
         return frozenset(self.model_fields_set - {"then"})
 
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, JsonValue]:
+        """Write down what was given alone: a test for null is a test."""
+        return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+
     @model_validator(mode="after")
     def _tests_something(self) -> Case:
         if not self.tests:
@@ -218,7 +232,7 @@ class PlanLimits(Frozen):
 
     max_tokens: int = Field(1_000_000, ge=1)
     """Prompt tokens not served from cache, plus generated tokens."""
-    max_tool_calls: int = Field(10_000, ge=0, le=100_000)
+    max_tool_calls: int = Field(10_000, ge=0, le=10_000)
     max_llm_steps: int | None = Field(None, ge=1)
     max_engine_time: Duration | None = None
     """Time of its steps in the engine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import AwareDatetime, Field, JsonValue
+from pydantic import AwareDatetime, ConfigDict, Field, JsonValue
 
 from contracts.message import Frozen
 from contracts.plan import Plan
@@ -23,6 +23,17 @@ class PlanJobInput(Frozen):
     tenant: str = "default"
     priority: int = Field(3, ge=1, le=5)
     deadline: AwareDatetime | None = None
+
+    @property
+    def name(self) -> str:
+        """The plan's name."""
+        return self.plan.name
+
+
+class PlanJobStart(PlanJobInput):
+    """What a plan's job was started with, as its history has it: what it took over is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class NodeStatus(StrEnum):

@@ -14,7 +14,13 @@ from pydantic_core import to_json
 
 from contracts.agent import SubAgent, ToolRef, UsePolicy
 from contracts.error import LimitExceededError
-from contracts.limit import MAX_MAP_DEPTH, MAX_PLAN_BYTES, MAX_PLAN_INPUT_BYTES, MAX_PLAN_NODES
+from contracts.limit import (
+    MAX_AGENT_DEPTH,
+    MAX_MAP_DEPTH,
+    MAX_PLAN_BYTES,
+    MAX_PLAN_INPUT_BYTES,
+    MAX_PLAN_NODES,
+)
 from contracts.plan import (
     AgentNode,
     BranchNode,
@@ -58,8 +64,10 @@ def check_plan(plan: Plan) -> None:
     _check_callables(plan)
     _check_names(plan)
     root = PlanPlace()
-    _check_body(plan, plan.nodes, root, around={})
+    _check_body(plan.nodes, root, around={})
     _check_value(plan.output, root.at("output"), plan.nodes, around={}, extra=(INPUT,))
+    if not any(tool.is_server for tool in plan.tools):
+        check_tools(plan, (*plan.tools, *plan.agents))
     graph = graph_of(plan)
     _check_order(graph, root)
     _check_output(graph, root)
@@ -100,6 +108,12 @@ def _check_callables(plan: Plan) -> None:
                 hint="give one of them another `name`",
             )  # fmt: skip
         seen.add(each.tool_name)
+        if isinstance(each, SubAgent) and each.agent.depth >= MAX_AGENT_DEPTH:
+            raise PlanError(
+                place,
+                f"agent {name!r}: with the plan, agents call agents {1 + each.agent.depth} levels "
+                f"deep, the limit is {MAX_AGENT_DEPTH}",
+            )
 
 
 def _bodies(
@@ -134,9 +148,7 @@ def _check_names(plan: Plan) -> None:
                                  hint="let a `map` do what is alike")  # fmt: skip
 
 
-def _check_body(
-    plan: Plan, nodes: Mapping[str, Node], place: PlanPlace, around: Mapping[str, Node]
-) -> None:
+def _check_body(nodes: Mapping[str, Node], place: PlanPlace, around: Mapping[str, Node]) -> None:
     """Check that everything the nodes of a body name is there; `around` are those outside."""
     extra = (INPUT, ITEM, INDEX) if place.depth else (INPUT,)
     fallbacks: dict[str, str] = {}
@@ -148,17 +160,12 @@ def _check_body(
             _check_named(named, at.at(*step), nodes, name)
         if node.fallback and (other := fallbacks.setdefault(node.fallback, name)) != name:
             raise at.at("fallback").error(f"{node.fallback!r} is the fallback of {other!r} too")
-        _check_called(plan, node, at)
         if isinstance(node, MapNode):
-            _check_map(plan, node, at, place.body(name), {**around, **nodes})
+            _check_body(node.do, place.body(name), {**around, **nodes})
+            _check_value(
+                node.gives, at.at("gives"), node.do, {**around, **nodes}, (INPUT, ITEM, INDEX)
+            )
     _check_branches(nodes, place)
-
-
-def _check_map(
-    plan: Plan, node: MapNode, at: PlanPlace, inside: PlanPlace, around: Mapping[str, Node]
-) -> None:
-    _check_body(plan, node.do, inside, around)
-    _check_value(node.gives, at.at("gives"), node.do, around, (INPUT, ITEM, INDEX))
 
 
 def _failed(nodes: Mapping[str, Node], name: str) -> frozenset[str]:
@@ -255,20 +262,23 @@ def _here(at: PlanPlace) -> str:
     return "in this map" if at.depth else "in the plan itself"
 
 
-def _check_called(plan: Plan, node: Node, at: PlanPlace) -> None:
-    """Check that a node's tool or agent is one of the plan's."""
-    tools = [each for each in plan.tools if not each.is_server]
-    if isinstance(node, ToolNode) and node.tool not in {each.tool_name for each in tools}:
-        if any(each.is_server for each in plan.tools):
-            return  # known when the job opens
-        names = ", ".join(each.tool_name for each in tools) or "none"
-        raise at.at("tool").error(
-            f"the plan has no tool {node.tool!r}", hint=f"its `tools` are: {names}"
-        )
-    if isinstance(node, AgentNode) and node.agent not in {each.name for each in plan.agents}:
-        names = ", ".join(each.name for each in plan.agents) or "none"
-        raise at.at("agent").error(
-            f"the plan has no agent {node.agent!r}", hint=f"its `agents` are: {names}"
+def check_tools(plan: Plan, callables: Sequence[ToolRef | SubAgent]) -> None:
+    """Check that all tools and agents that nodes name are there; those of servers are known now."""
+    for nodes, place in _bodies(plan.nodes, PlanPlace()):
+        for name, node in nodes.items():
+            if isinstance(node, ToolNode):
+                there = [each.tool_name for each in callables if isinstance(each, ToolRef)]
+                _check_called("tool", node.tool, there, place.node(name))
+            if isinstance(node, AgentNode):
+                there = [each.tool_name for each in callables if isinstance(each, SubAgent)]
+                _check_called("agent", node.agent, there, place.node(name))
+
+
+def _check_called(kind: str, named: str, there: Sequence[str], at: PlanPlace) -> None:
+    if named not in there:
+        names = ", ".join(there[:MAX_NAMES_IN_HINT]) or "none"
+        raise at.at(kind).error(
+            f"the plan has no {kind} {named!r}", hint=f"its {kind}s are: {names}"
         )
 
 

@@ -30,6 +30,9 @@ from workflows.plan_state import ENDED, BodyState, NodePath, NodeState, shown
 from workflows.reference import BadReferenceError, fill, kind_of
 from workflows.text import MAX_ERROR_CHARS, one_line
 
+MAX_KEPT_ERROR_CHARS = 300
+"""Of a node's error, for people who look at the plan: a job that rolls over hands it on."""
+
 _WAITING, _RUNNING, _DONE = NodeStatus.WAITING, NodeStatus.RUNNING, NodeStatus.DONE
 _SKIPPED, _FAILED = NodeStatus.SKIPPED, NodeStatus.FAILED
 
@@ -78,6 +81,10 @@ class Progress:
         live.state.node(name).status = _RUNNING
         self.running[path] = live.body.nodes[name]
         return path
+
+    def has(self, path: NodePath) -> bool:
+        """Say whether something is still expected of a node."""
+        return path[:-1] in self._live
 
     def node(self, path: NodePath) -> Node:
         """Return a node that is there."""
@@ -129,7 +136,7 @@ class Progress:
         return {name: self._root.standing(name)[1] for name in self._root.body.sinks}
 
     def _is_gone(self, path: NodePath) -> bool:
-        return self.running.pop(path, None) is None or path[:-1] not in self._live
+        return self.running.pop(path, None) is None or not self.has(path)
 
     def _at(self, path: NodePath) -> tuple[Live, str]:
         name = path[-1]
@@ -240,7 +247,7 @@ class Progress:
     def _fail(self, live: Live, name: str, error: str) -> None:
         """Do what a node's policy says about its failure."""
         node, state = live.body.nodes[name], live.state.node(name)
-        state.error = one_line(error, MAX_ERROR_CHARS)
+        state.error = one_line(error, MAX_KEPT_ERROR_CHARS)
         is_last = node.fallback is None and node.on_failure is NodeFailure.FAIL
         if isinstance(node, MapNode):
             self._close_map(live, name, keeps=is_last)
@@ -249,7 +256,7 @@ class Progress:
             return self._follow(live, name)
         state.status = _FAILED
         if live.parent is None:
-            self.failure = ((*live.path, name), state.error)
+            self.failure = ((*live.path, name), one_line(error, MAX_ERROR_CHARS))
         else:
             *_, of_map, _ = live.path
             assert isinstance(of_map, str)

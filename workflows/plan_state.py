@@ -81,12 +81,11 @@ class PlanState(JobState):
 class PlanRunInput(PlanJobInput):
     """What one run of `PlanWorkflow` starts with: the job, and what the run before has left.
 
-    With `retried` that is what a job has left that has failed: its failed nodes run again.
+    `retried` is what a job that has failed has left: what is done in it is not done again.
     """
 
     carried: PlanState | None = None
-    retried: str | None = None
-    """Id of that job."""
+    retried: BodyState | None = None
 
 
 def shown(path: NodePath) -> str:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from contracts.error import LimitExceededError, MusterError
-from contracts.plan import Plan
+from contracts.plan import Case, Plan
 from workflows.plan_check import check_plan, check_plan_input
 from workflows.plan_place import PlanError
 
@@ -337,7 +337,17 @@ GOOD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_good_plan_passes(kind: str) -> None:
-    check_plan(plan(GOOD[kind]))
+    whole = plan(GOOD[kind])
+    check_plan(whole)
+    again = Plan.model_validate_json(whole.model_dump_json())
+    assert again == whole
+    assert again.model_dump(mode="json") == whole.model_dump(mode="json")
+
+
+def test_case_that_was_sent_tests_what_it_tested() -> None:
+    case = Case.model_validate({"equals": None, "then": "a"})
+    again = Case.model_validate_json(case.model_dump_json())
+    assert again.tests == case.tests == {"equals"}
 
 
 def test_plan_that_is_too_large_is_refused() -> None:
