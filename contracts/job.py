@@ -77,6 +77,8 @@ class AgentJobResult(Frozen):
     """Time of its LLM steps in the engine, in seconds."""
     waited_s: float = Field(0.0, exclude_if=_is_zero)
     """Time during which it waited for people alone: for approval, or paused; in seconds."""
+    unread: tuple[str, ...] = Field((), exclude_if=is_empty)
+    """Ids of the messages that it had taken and no LLM step has read, since a limit ended it."""
 
 
 class Spent(Frozen):
@@ -113,6 +115,7 @@ class OpenJobInput(Frozen):
 
     job_id: str
     agent: AgentSpec
+    tenant: str = "default"
 
 
 class OpenJobResult(Frozen):

@@ -13,6 +13,7 @@ LLM_STEP = "llm_step"
 SESSION_HINT = "session_hint"
 CALL_TOOL = "call_tool"
 CHECK_APPROVAL = "check_approval"
+KEEP_RESULT = "keep_result"
 
 TASK = "task"
 """The one argument of a call to a sub-agent."""
@@ -40,6 +41,11 @@ WAITS_FOR_ANYONE = "approval:anyone"
 def waits_for_person(name: str) -> str:
     """Value of `MusterWaitingFor` while a call waits for a decision that `name` may make."""
     return f"approval:person:{name}"
+
+
+def tool_queue(group: str | None) -> str:
+    """Task queue of a group's tool calls, or of those of no group."""
+    return f"{TOOLS_QUEUE}.{group}" if group else TOOLS_QUEUE
 
 
 def start_queue(model: str) -> str:

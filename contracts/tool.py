@@ -24,6 +24,7 @@ class CallToolInput(Frozen):
     job_id: str
     call: ToolCall
     tool: ToolRef
+    tenant: str = "default"
 
 
 class CallToolResult(Frozen):
@@ -38,3 +39,16 @@ class CallToolResult(Frozen):
     blob: BlobRef | None = Field(None, exclude_if=is_none)
     duration_s: float
     """Seconds inside the tool itself, in the attempt that counted."""
+
+
+class KeepResultInput(Frozen):
+    """Input of the `keep_result` activity: a large result that another worker's activity gave."""
+
+    content: str
+
+
+class KeptResult(Frozen):
+    """Result of the `keep_result` activity: what the store keeps, and a preview for people."""
+
+    preview: str
+    blob: BlobRef

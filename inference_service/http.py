@@ -22,12 +22,13 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
     `GET /stats`: the model, the replica, its capacity (requests and tokens), steps ready and in the
     engine, the share of KV blocks in use (0 to 1), and counts since the start: cohorts and the
     steps in them, steps shed, events that the scheduler refused (a bug), prompt tokens and those
-    that were cached, preemptions, overhead tokens, and where the scheduler's model of the cache and
-    the engine disagreed, and prompts that differed from their session; `template_defect` says why,
-    where the chat template is not append-only.
+    that were cached, preemptions, tokens computed for refreshes and prewarms (`overhead_tokens`),
+    and where the scheduler's model of the cache and the engine disagreed, and prompts that differed
+    from their session; `template_defect` says why, where the chat template is not append-only.
 
-    `GET /cohorts`: the scheduler's view (`SchedulerView`), the last cohorts (newest last), and what
-    the engine tells of its prefix cache.
+    `GET /cohorts`: the scheduler's view (`SchedulerView`), the last cohorts (newest last), what the
+    engine tells of its prefix cache, and the account that refreshes and prewarms go to
+    (`overhead`; its `computed_tokens` are the `overhead_tokens` of `/stats`).
     """
 
     async def health(_: Request) -> JSONResponse:

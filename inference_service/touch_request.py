@@ -50,19 +50,22 @@ class Overhead:
 
 
 class Touches:
-    """Makes touches; `done(session, cached_tokens)` tells the end of each, whatever it is."""
+    """Makes touches; `done` tells the end of each, whatever it is.
+
+    Told are the session, how many tokens were cached before (or `FAILED`), and how many are now.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        done: Callable[[str, int], None],
+        done: Callable[[str, int, int], None],
         *,
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
         self._engine = engine
         self._done = done
         self._timeout_s = timeout.total_seconds()
-        self._tasks: dict[asyncio.Task[int], str] = {}
+        self._tasks: dict[asyncio.Task[int], tuple[str, int]] = {}
         self._number = 0
         self._closed = False
         self.overhead = Overhead()
@@ -76,7 +79,7 @@ class Touches:
         self._number += 1
         name = f"touch-{self._number}"
         task = asyncio.create_task(self._touch(name, session, prompt), name=name)
-        self._tasks[task] = session
+        self._tasks[task] = session, max(0, len(prompt) - 1)
         task.add_done_callback(self._ended)
 
     def close(self) -> None:
@@ -93,13 +96,13 @@ class Touches:
             task.cancel()
 
     def _ended(self, task: asyncio.Task[int]) -> None:
-        session = self._tasks.pop(task, None)
-        if session is None:
+        begun = self._tasks.pop(task, None)
+        if begun is None:
             return
         cached = FAILED if task.cancelled() else task.result()
         if cached == FAILED:
             self.overhead.failures += 1
-        self._done(session, cached)
+        self._done(begun[0], cached, begun[1])
 
     async def _touch(self, name: str, session: str, prompt: list[int]) -> int:
         """Return how many tokens were cached, or, after a pause, `FAILED`."""

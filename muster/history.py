@@ -13,11 +13,14 @@ from enum import StrEnum
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType, TimeoutType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
+
+from contracts.name import AGENT_WORKFLOW
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -56,6 +59,25 @@ class Activity:
     attempts: int = 0
     result: bytes | None = None
     failure: str | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a call that somebody else's worker runs.
+
+        Then its id is the call's; those of our own activities are numbers.
+        """
+        return self.name != AGENT_WORKFLOW and not self.activity_id.isdigit()
+
+    @property
+    def text(self) -> str | None:
+        """What the model reads of its result, if that is JSON: text as it is."""
+        if self.result is None:
+            return None
+        try:
+            value = from_json(self.result)
+        except ValueError:
+            return None
+        return value if isinstance(value, str) else self.result.decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 
 from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
@@ -42,8 +43,12 @@ _STATE_QUERY = {
 }
 
 
+IDS_OF_A_QUERY = 100
+"""Jobs that one query asks for by their ids."""
+
+
 class JobRow(Frozen):
-    """One job of a listing."""
+    """One job of a listing; `run_id` is its last run's, `started_at` its first's."""
 
     job_id: str
     run_id: str
@@ -52,6 +57,16 @@ class JobRow(Frozen):
     status: JobStatus
     started_at: datetime
     closed_at: datetime | None
+
+    def begun(self, at: datetime | None) -> JobRow:
+        """Return the row with the start of the job's first run, if that is known."""
+        return self if at is None else self.model_copy(update={"started_at": at})
+
+
+def earlier_runs_query(job_ids: Sequence[str]) -> str:
+    """Return the visibility query of the runs that went on as another run, of these jobs."""
+    listed = ", ".join(f"'{job_id}'" for job_id in job_ids)
+    return f"WorkflowId IN ({listed}) AND ExecutionStatus = 'ContinuedAsNew'"
 
 
 def listing_query(status: JobStatus | None, agent: str | None, limit: int) -> str:
