@@ -18,6 +18,7 @@ from temporalio.api.workflow.v1 import PendingActivityInfo
 from contracts.job import AgentJobInput, JobStatus, StopReason
 from contracts.llm_step import Usage
 from contracts.message import Frozen
+from contracts.plan_job import PlanJobStart
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
 from muster.turn_row import TimeParts, TurnRow, turn_rows
@@ -103,13 +104,12 @@ def build_report(
     unfinished_s = sum(step.unfinished_s for step in steps)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
-    started = parsed(
-        AgentJobInput, first_json(first.workflow_execution_started_event_attributes.input)
-    )
+    given = first_json(first.workflow_execution_started_event_attributes.input)
+    started = parsed(AgentJobInput, given) or parsed(PlanJobStart, given)
     result = ending.result
     return JobReport(
         job_id=job_id,
-        agent=started.agent.name if started else None,
+        agent=started.name if started else None,
         model=started.model if started else None,
         tenant=started.tenant if started else None,
         status=ending.status,
