@@ -81,7 +81,8 @@ async def calling(
     async with AsyncExitStack() as stack:
         h = await stack.enter_async_context(harness(database, respond=respond))
         await stack.enter_async_context(serving(client, h, name))
-        activities = tool_activities(database, Toolbox())
+        toolbox = await stack.enter_async_context(Toolbox())
+        activities = tool_activities(database, toolbox)
         await stack.enter_async_context(
             Worker(
                 client,
