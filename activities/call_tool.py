@@ -123,7 +123,7 @@ class CallTool:
             lost = f"its worker was lost {claim.lost} times while it ran"
             return ToolFailure(FailureKind.PERMANENT, f"{lost}, the limit is {MAX_LOST_ATTEMPTS}")
         try:
-            tool = await self._toolbox.load(request.tool)
+            tool = await self._toolbox.load(request.tool, request.tenant)
             work = tool.bind(request.call.arguments, request.call.id)
         except WrongArgumentsError as error:
             return ToolFailure(FailureKind.MODEL, bounded(self._scrub(str(error))))

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from contracts.error import LimitExceededError
 from contracts.llm_step import SessionState
 from contracts.message import Message
+from inference_service.cache_watch import CacheWatch
 from inference_service.engine.protocol import Capability, Engine
 from inference_service.failure import StaleStepError
 from inference_service.generation import Generation, StopCause
+from inference_service.gpu_ledger import Fate, GPULedger
 from inference_service.leaf import Leaf, Leaves
 from inference_service.scheduler.decision import Abort, Dispatch, Prewarm, Refresh, Reject, Shed
 from inference_service.scheduler.event import (
@@ -91,33 +93,27 @@ class Dispatcher:
         self.on_fault = on_fault
         self.tally = Tally()
         self.last_cohorts: deque[Cohort] = deque(maxlen=SHOWN_COHORTS)
-        self.touches = Touches(engine, self._touched)
+        self.gpu = GPULedger(clock(), tells_steps=Capability.STEPS in engine.capabilities)
+        engine.on_step = lambda step: self.gpu.stepped(step, self.now())
+        self.touches = Touches(engine, self._touched, self.gpu, clock)
         self.last_output_s = clock()
         """When the engine last gave a token, or was given its first work after a pause."""
         self._scheduler = scheduler
         self._engine = engine
         self._leaves = Leaves()
         self._known: dict[str, Generation] = {}
-        self._watched: set[str] = set()
-        self._evicted: dict[str, None] = {}
         self._schedule_is_due = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._window_changed = asyncio.Event()
-        if engine.cache is not None:
-            engine.cache.on_evicted = self._note_eviction
+        self._watch = CacheWatch(engine.cache, self._note_eviction)
 
     def ready(self, generation: Generation, prompt: Prompt) -> None:
         """Tell that the step can go to the engine; `generation.dispatched` is set when it may."""
         generation.ready_s = self.now()
         generation.leaf = leaf = self._leaves.take(generation.step, prompt)
-        self._unwatch(leaf)
-        cache = self._engine.cache
-        cached = None
-        if cache is not None:
-            del leaf.keys[prompt.kept // cache.block_size :]
-            cached = cache.num_cached_tokens(prompt.token_ids, leaf.keys)
-        self._tell(step_ready(generation, leaf, cached))
+        generation.known_tokens = prompt.kept
+        self._tell(step_ready(generation, leaf, self._watch.ready(leaf, prompt)))
         self._known[generation.step_id] = generation
         for dropped in self._leaves.excess():
             self._end(dropped)
@@ -150,6 +146,7 @@ class Dispatcher:
     def failed(self, generation: Generation) -> None:
         """Tell that the step has left the line or the engine without a result."""
         if self._known.pop(generation.step_id, None):
+            self._waits_no_more(generation)
             is_dispatched = generation.dispatched.is_set()
             kind = StepFailed if is_dispatched else StepCancelled
             self._note(kind(generation.step_id))
@@ -161,7 +158,7 @@ class Dispatcher:
         self._leaves.grow(leaf)
         if message.tool_calls and not leaf.is_over:
             self._note(ToolsStarted(leaf.session, tuple(call.tool for call in message.tool_calls)))
-            self._watch(leaf)
+            self._watch.acting(leaf)
         elif generation.step.output.may_answer or leaf.is_over:
             self._end(leaf)
 
@@ -171,9 +168,16 @@ class Dispatcher:
         if leaf is None or leaf.step not in (None, generation.step_id):
             return
         is_lost = leaf.is_sampled
+        if leaf.step is not None:
+            self._watch.end(leaf.session)
         self._leaves.release(leaf)
         if for_good or is_lost or leaf.is_over:
             self._end(leaf)
+
+    def settle(self, generation: Generation, *, is_kept: bool) -> None:
+        """Tell the GPU ledger what became of the engine's work: only the last sample is kept."""
+        for place, request in enumerate(reversed(generation.samples)):
+            self.gpu.settle(request, Fate.KEPT if is_kept and not place else Fate.WASTED)
 
     def hint(self, job: str, state: SessionState) -> None:
         """Tell what became of a job's sessions; one with a step here is told of after it."""
@@ -191,6 +195,7 @@ class Dispatcher:
         self._note(StepCancelled(generation.step_id))
         if not generation.dispatched.is_set():
             del self._known[generation.step_id]
+            self._waits_no_more(generation)
             generation.interrupt()
 
     def engine_lost(self) -> list[Generation]:
@@ -292,6 +297,8 @@ class Dispatcher:
                 case Prewarm(session, num_tokens):
                     self.touches.overhead.prewarms += 1
                     self._touch(session, num_tokens)
+        ready, in_engine = self._scheduler.counts()
+        self.gpu.line(is_ready=ready > 0, is_entering=in_engine > 0, now=now)
         self._set_timer(now)
         self.notify_window()
 
@@ -312,6 +319,7 @@ class Dispatcher:
         self.last_cohorts.append(Cohort(now, cohort))
         for step_id in cohort:
             generation = self._known[step_id]
+            self._waits_no_more(generation)
             generation.dispatched_s = now
             generation.cohort_size = len(cohort)
             generation.dispatched.set()
@@ -328,6 +336,7 @@ class Dispatcher:
         generation = self._known.pop(rejection.step_id, None)
         if generation is None:
             return
+        self._waits_no_more(generation)
         room = generation.step.sampling.max_tokens
         generation.rejection = LimitExceededError(
             f"the prompt with room for {room:,} tokens of answer, against {rejection.what},",
@@ -343,6 +352,7 @@ class Dispatcher:
         generation = self._known.pop(step_id, None)
         if generation is None:
             return
+        self._waits_no_more(generation)
         self.tally.shed += 1
         generation.rejection = StaleStepError(
             f"LLM step {step_id!r} was dropped while it waited: {reason}",
@@ -354,44 +364,23 @@ class Dispatcher:
         leaf = self._leaves.get(session)
         self.touches.begin(session, leaf.token_ids if leaf else None, num_tokens)
 
-    def _touched(self, session: str, cached_tokens: int) -> None:
+    def _touched(self, session: str, cached_tokens: int, num_tokens: int) -> None:
         self._note(TouchDone(session, cached_tokens))
-        leaf = self._leaves.get(session)
-        if leaf is not None and leaf.session in self._watched and cached_tokens != FAILED:
-            self._watch(leaf)
+        if cached_tokens != FAILED:
+            self._watch.touched(session, num_tokens)
 
     def _end(self, leaf: Leaf) -> None:
         if leaf.step is not None:
             leaf.is_over = True
             return
-        self._unwatch(leaf)
+        self._watch.end(leaf.session)
         self._leaves.drop(leaf)
         self._note(SessionEnded(leaf.session))
 
-    def _watch(self, leaf: Leaf) -> None:
-        if self._engine.cache is not None and leaf.token_ids is not None:
-            self._watched.add(leaf.session)
-            self._engine.cache.watch(leaf.session, leaf.token_ids, leaf.keys)
+    def _waits_no_more(self, generation: Generation) -> None:
+        """Stop watching the session of a step that leaves the line, wherever it goes."""
+        assert generation.leaf is not None
+        self._watch.end(generation.leaf.session)
 
-    def _unwatch(self, leaf: Leaf) -> None:
-        if leaf.session in self._watched:
-            self._watched.discard(leaf.session)
-            assert self._engine.cache is not None
-            self._engine.cache.unwatch(leaf.session)
-
-    def _note_eviction(self, session: str) -> None:
-        """Note it for the end of this turn of the loop: one engine step evicts many blocks."""
-        if not self._evicted:
-            asyncio.get_running_loop().call_soon(self._tell_evictions)
-        self._evicted[session] = None
-
-    def _tell_evictions(self) -> None:
-        sessions, self._evicted = list(self._evicted), {}
-        cache = self._engine.cache
-        for session in sessions:
-            leaf = self._leaves.get(session)
-            if leaf is None or leaf.token_ids is None or session not in self._watched:
-                continue
-            left = cache.num_cached_tokens(leaf.token_ids, leaf.keys) if cache else None
-            if left is not None:
-                self._note(KVEvicted(session, left))
+    def _note_eviction(self, session: str, cached_tokens: int) -> None:
+        self._note(KVEvicted(session, cached_tokens))

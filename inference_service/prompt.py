@@ -130,7 +130,7 @@ def _tool_list(toolset: Toolset) -> str:
 
 
 def _signature(schema: dict[str, JsonValue]) -> str:
-    properties = schema.get("properties")
+    properties = schema.get("properties", {})
     assert isinstance(properties, dict), schema
     parts = []
     for name, prop in properties.items():

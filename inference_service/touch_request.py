@@ -16,6 +16,7 @@ from datetime import timedelta
 
 from contracts.error import MusterError
 from inference_service.engine.protocol import Capability, Engine, EngineRequest
+from inference_service.gpu_ledger import Fate, GPULedger
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +51,26 @@ class Overhead:
 
 
 class Touches:
-    """Makes touches; `done(session, cached_tokens)` tells the end of each, whatever it is."""
+    """Makes touches; `done` tells the end of each, whatever it is.
+
+    Told are the session, how many tokens were cached before (or `FAILED`), and how many are now.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        done: Callable[[str, int], None],
+        done: Callable[[str, int, int], None],
+        gpu: GPULedger,
+        clock: Callable[[], float],
         *,
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
         self._engine = engine
         self._done = done
+        self._gpu = gpu
+        self._clock = clock
         self._timeout_s = timeout.total_seconds()
-        self._tasks: dict[asyncio.Task[int], str] = {}
+        self._tasks: dict[asyncio.Task[int], tuple[str, int]] = {}
         self._number = 0
         self._closed = False
         self.overhead = Overhead()
@@ -76,7 +84,7 @@ class Touches:
         self._number += 1
         name = f"touch-{self._number}"
         task = asyncio.create_task(self._touch(name, session, prompt), name=name)
-        self._tasks[task] = session
+        self._tasks[task] = session, max(0, len(prompt) - 1)
         task.add_done_callback(self._ended)
 
     def close(self) -> None:
@@ -93,13 +101,13 @@ class Touches:
             task.cancel()
 
     def _ended(self, task: asyncio.Task[int]) -> None:
-        session = self._tasks.pop(task, None)
-        if session is None:
+        begun = self._tasks.pop(task, None)
+        if begun is None:
             return
         cached = FAILED if task.cancelled() else task.result()
         if cached == FAILED:
             self.overhead.failures += 1
-        self._done(session, cached)
+        self._done(begun[0], cached, begun[1])
 
     async def _touch(self, name: str, session: str, prompt: list[int]) -> int:
         """Return how many tokens were cached, or, after a pause, `FAILED`."""
@@ -111,6 +119,7 @@ class Touches:
     async def _cached(self, name: str, session: str, prompt: list[int]) -> int:
         request = EngineRequest(name, prompt, max_tokens=1, priority=TOUCH_PRIORITY)
         cached = FAILED
+        self._gpu.entered(name, num_prompt=len(prompt), num_known=len(prompt), now=self._clock())
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -126,6 +135,9 @@ class Touches:
             # A touch that is never told of would hold back every step.
             log.exception("session %s was not touched: a fault of the service", session)
             return FAILED
+        finally:
+            self._gpu.ended(name, self._clock())
+            self._gpu.settle(name, Fate.TOUCH)
         if Capability.CACHED_TOKENS not in self._engine.capabilities:
             cached = len(prompt) - 1  # nobody tells; what was asked for is there now
         self.overhead.prompt_tokens += len(prompt)

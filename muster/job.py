@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,13 @@ from muster.job_history import JobHistories
 from muster.job_id import check_job_id, new_job_id
 from muster.job_input import check_input
 from muster.job_message import send_message
-from muster.job_row import JobRow, listing_query, row_of
+from muster.job_row import (
+    IDS_OF_A_QUERY,
+    JobRow,
+    earlier_runs_query,
+    listing_query,
+    row_of,
+)
 from muster.job_view import doing
 from muster.report import JobReport
 from workflows.option import TIMEOUT_GRACE, search_attributes
@@ -219,14 +225,26 @@ class Jobs:
             listing_query(status, agent, limit), limit=limit, page_size=min(limit, 1_000)
         )
         try:
-            return [row_of(each) async for each in found]
+            rows = [row_of(each) async for each in found]
+            starts = await self._first_starts([row.job_id for row in rows])
         except RPCError as error:
             raise refusal(error) from error
+        return [row.begun(starts.get(row.job_id)) for row in rows]
 
     async def describe(self, job_id: str) -> JobRow:
         """Return how one job stands."""
         with explained(job_id):
-            return row_of(await self._handle(job_id).describe())
+            row = row_of(await self._handle(job_id).describe())
+            return row.begun((await self._first_starts([job_id])).get(job_id))
+
+    async def _first_starts(self, job_ids: Sequence[str]) -> dict[str, datetime]:
+        """Return when jobs that have rolled over began, as far back as the server knows."""
+        starts: dict[str, datetime] = {}
+        for place in range(0, len(job_ids), IDS_OF_A_QUERY):
+            query = earlier_runs_query(job_ids[place : place + IDS_OF_A_QUERY])
+            async for run in self._client.list_workflows(query):
+                starts[run.id] = min(run.start_time, starts.get(run.id, run.start_time))
+        return starts
 
     async def report(self, job_id: str) -> JobReport:
         """Return a job's report, from its history as it is now."""

@@ -10,6 +10,7 @@ begun first is finished first.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +28,9 @@ MIN_RETURN_CHANCE = 0.05
 
 MAX_CANDIDATES = 64
 """Leases that are looked at when room is needed: the youngest, and those away longest."""
+
+PATROL = 64
+"""Leases of sessions away for longer than `LOSS_WINDOW_S` that are looked at each time, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,10 @@ class Leases:
         self._rate = rate
         self._held: dict[str, Session] = {}
         self._acting: dict[str, Session] = {}
+        self._lately_away: OrderedDict[str, Session] = OrderedDict()
+        """Those of them not known yet to be away for long."""
+        self._long_away: OrderedDict[str, Session] = OrderedDict()
+        """The others; who was looked at least recently comes first."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -63,16 +71,19 @@ class Leases:
             self._kv.release(session.id, session.chain)
             session.holds = False
             del self._held[session.id]
-            self._acting.pop(session.id, None)
+            self.back(session)
 
     def away(self, session: Session) -> None:
         """Note that a session that holds has gone to its tools."""
-        if session.holds:
+        if session.holds and session.id not in self._acting:
             self._acting[session.id] = session
+            self._lately_away[session.id] = session
 
     def back(self, session: Session) -> None:
         """Note that it is back."""
         self._acting.pop(session.id, None)
+        self._lately_away.pop(session.id, None)
+        self._long_away.pop(session.id, None)
 
     def remaining_s(self, session: Session, now: float, *, is_view: bool = False) -> float:
         """Return how long until the session's next step is expected, 0 if it is here."""
@@ -143,12 +154,19 @@ class Leases:
         return list(islice(self._acting.values(), MAX_CANDIDATES))
 
     def ended(self, now: float) -> list[Session]:
-        """Return leases that are kept for nothing: their sessions will hardly come back."""
-        found = []
-        for session in islice(self._acting.values(), MAX_CANDIDATES):
-            waited_s = now - session.away_since
-            if waited_s <= LOSS_WINDOW_S:
+        """Return leases that are kept for nothing: their sessions will hardly come back.
+
+        Some of the sessions that are away for long are looked at, other ones the next time.
+        """
+        while self._lately_away:
+            session = next(iter(self._lately_away.values()))
+            if now - session.away_since <= LOSS_WINDOW_S:
                 break
+            self._long_away[session.id] = self._lately_away.pop(session.id)
+        found = []
+        for session in list(islice(self._long_away.values(), PATROL)):
+            self._long_away.move_to_end(session.id)
+            waited_s = now - session.away_since
             chance = self._gaps.returns_within(session.gap_key, waited_s, LOSS_WINDOW_S, now)
             if chance < MIN_RETURN_CHANCE:
                 found.append(session)

@@ -38,6 +38,9 @@ from inference_service.scheduler.session import Phase, Session, State, Step
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.touch import Touches
 
+MAX_FORMER = 10_000
+"""Failed sessions whose place is remembered; the one that failed first is forgotten first."""
+
 
 class Places:
     """All steps and sessions, each in exactly one place, and the models that events feed.
@@ -56,6 +59,8 @@ class Places:
         self.line = Line(settings.tenant_weights)
         self.sessions: dict[str, Session] = {}
         self.away: dict[str, Session] = {}
+        self._former: dict[str, Session] = {}
+        """Sessions whose step failed: a retry finds its place in the order of admission again."""
         self.engine: dict[str, Step] = {}
         self.uncomputed = 0
         self.new_in_engine = 0
@@ -81,9 +86,7 @@ class Places:
             case StepFinished():
                 self._step_finished(event, now)
             case StepFailed(step_id):
-                step = self._dispatched(step_id)
-                self._leave_engine(step, 0, now)
-                self._forget(step.session)
+                self._fail(self._dispatched(step_id), now)
             case ToolsStarted():
                 self._tools_started(event, now)
             case SessionIdle(session_id):
@@ -115,13 +118,12 @@ class Places:
             raise IllegalEventError(f"session {ready.session!r} has a step here already")
         if rejection := self._never_fits(ready):
             self.due.append(rejection)
+            self._former.pop(ready.session, None)
             if session:  # its context only grows
                 self._forget(session)
             return
         if session is None:
-            session = self.sessions[ready.session] = Session(ready.session, ready.tenant)
-            if not ready.is_new:
-                self._admit(session)
+            session = self._begin(ready)
         elif session.state is State.ACTING:
             self.gaps.come_back(session.id, session.gap_key, now)
             self.leases.back(session)
@@ -130,6 +132,18 @@ class Places:
         self._continue_path(session, ready)
         self._arrivals += 1
         self.line.add(Step(ready, session, self._arrivals))
+
+    def _begin(self, ready: StepReady) -> Session:
+        """Return the session of a step that begins one, or that comes back to one given up."""
+        session = self._former.pop(ready.session, None)
+        if session:
+            self.admission.admitted += 1
+        else:
+            session = Session(ready.session, ready.tenant)
+            if not ready.is_new:
+                self._admit(session)
+        self.sessions[session.id] = session
+        return session
 
     def _continue_path(self, session: Session, ready: StepReady) -> None:
         """Let the session's chain be the step's prompt, cached as far as the engine says."""
@@ -210,6 +224,7 @@ class Places:
     def _session_gone(self, session_id: str, *, has_ended: bool) -> None:
         session = self.sessions.get(session_id)
         if session is None:
+            self._former.pop(session_id, None)
             return
         if session.state in (State.READY, State.RUNNING):
             raise IllegalEventError(f"session {session_id!r} has a step here")
@@ -244,8 +259,7 @@ class Places:
 
     def _engine_lost(self, now: float) -> None:
         for step in list(self.engine.values()):
-            self._leave_engine(step, 0, now)
-            self._forget(step.session)
+            self._fail(step, now)
         self.rate.lost()
         self.touches.lost()
         self.kv.clear()
@@ -279,6 +293,16 @@ class Places:
         self.new_in_engine -= step.ready.is_new
         if step.phase is Phase.PREFILL:
             self.uncomputed -= step.uncomputed
+
+    def _fail(self, step: Step, now: float) -> None:
+        """Let a step come to nothing; its session is forgotten, but for its place."""
+        self._leave_engine(step, 0, now)
+        session = step.session
+        self._forget(session)
+        session.prewarmed_tokens = 0
+        self._former[session.id] = session
+        if len(self._former) > MAX_FORMER:
+            del self._former[next(iter(self._former))]
 
     def _withdraw(self, step_id: str) -> bool:
         """Take back what is ordered but not yet told of a step; whether there was anything."""

@@ -6,7 +6,7 @@ Theory of operation. A *step* is in exactly one place:
     Dispatch       READY -> PREFILL
     FirstToken     PREFILL -> DECODE
     StepFinished   PREFILL | DECODE -> gone; its session acts
-    StepFailed     PREFILL | DECODE -> gone; its session is forgotten, a retry comes back as known
+    StepFailed     PREFILL | DECODE -> gone; its session is forgotten, but a retry finds its place
     StepCancelled  READY -> gone; PREFILL | DECODE -> Abort is ordered, gone at StepFailed
     Shed           READY -> gone: deadline or time to live over, or its fan-out group resolved
 
@@ -19,7 +19,9 @@ sessions will grow to allows it; the others are *cold* and compute their context
 has a seat and its own queue stays shallow, no step that fits waits. What fits is in `room.py`, the
 order in `line.py`, what leases are worth in `lease.py`. Then, if the engine would idle, it weighs
 letting leases give way against waiting. Before a step allocates, kept sessions that the engine
-would evict next are touched (`touch.py`); the step waits for that, since it is what keeps hits.
+would evict next are touched (`touch.py`); the step waits for that, since it is what keeps hits. An
+idle engine computes evicted sessions shortly before they are expected back; such a prewarm holds
+back its own session's step, and no other.
 
 A step that sessions which came later have overtaken for half of `max_overtaken_s` is a barrier: no
 new session is admitted before it. After the other half it is due: leases give way to it.
@@ -30,7 +32,7 @@ workload. No clock, no chance: same events, same decisions.
 
 from __future__ import annotations
 
-from inference_service.scheduler.decision import Decision, Dispatch
+from inference_service.scheduler.decision import Decision, Dispatch, Prewarm
 from inference_service.scheduler.event import CapacityChanged, Event
 from inference_service.scheduler.lifecycle import Places
 from inference_service.scheduler.overtaking import Overtaking
@@ -77,21 +79,28 @@ class ReadyCohort:
             decisions.append(Dispatch(tuple(step.id for step in cohort)))
         decisions += self._places.due
         self._places.due = []
-        if self._settings.prewarm and not (self._places.engine or self._touches.under_way):
-            room = self._room.watermark - self._room.working_set
-            if prewarm := self._touches.prewarm(self._leases.acting(), room, now):
-                decisions.append(prewarm)
+        if prewarm := self._prewarm(now):
+            decisions.append(prewarm)
         return decisions
+
+    def _prewarm(self, now: float) -> Prewarm | None:
+        """Return a prewarm if the engine has nothing else to do."""
+        self._touches.next_look_s = None
+        if not self._settings.prewarm or self._places.engine or self._touches.under_way:
+            return None
+        room = self._room.watermark - self._room.working_set
+        return self._touches.prewarm(self._leases.acting(), room, now)
 
     def _cohort(self, now: float) -> list[Step]:
         """Dispatch every waiting step that may go; shared prefixes adjacent."""
         cohort = self._passes(now)
-        if not self._places.engine and len(self._line) and not self._touches.under_way:
-            waiting = (step for step, _ in self._candidates(now))
+        if not self._places.engine and len(self._line) and not self._touches.is_refreshing:
+            candidates = [step for step, _ in self._candidates(now)]
+            waiting = [s for s in candidates if not self._touches.is_prewarming(s.session)]
             idle = self._room.worth_yielding(waiting, now)
-            if idle is None:
+            if idle is None and waiting:
                 self._wake_s = now + RECONSIDER_S
-            elif not self._must_wait_for_touch(idle):
+            elif idle and not self._must_wait_for_touch(idle):
                 cohort = [self._places.dispatch(idle, now), *self._passes(now)]
         return sorted(cohort, key=lambda step: (step.kind, step.ready.path[0].id))
 
@@ -109,7 +118,7 @@ class ReadyCohort:
         for step, is_due in self._candidates(now):
             if self._seats() <= 0:
                 break
-            if not self._engine_takes(step):
+            if self._touches.is_prewarming(step.session) or not self._engine_takes(step):
                 if is_due:
                     break
                 continue
@@ -151,17 +160,22 @@ class ReadyCohort:
         """Whether a kept session must be touched before this step allocates; orders that."""
         if not self._settings.refresh:
             return False
-        if self._touches.under_way:
+        if self._touches.is_refreshing:
             return True
         blocks = self._room.missing(step)
-        refresh = self._touches.refresh(self._places.sessions, step.session, blocks)
-        if refresh:
-            self._places.due.append(refresh)
-        return refresh is not None
+        session = self._touches.at_risk(self._places.sessions, step.session, blocks)
+        if session and not self._touches.under_way:
+            self._places.due.append(self._touches.refresh(session))
+        return session is not None
 
     def next_wake(self, now: float) -> float | None:
         """Return when time alone may change what is to be done, or None if it cannot."""
-        times = [self._line.next_expiry(), self._wake_s, self._overtaking.next_change_s()]
+        times = [
+            self._line.next_expiry(),
+            self._wake_s,
+            self._overtaking.next_change_s(),
+            self._touches.next_look_s,
+        ]
         later = [time for time in times if time is not None and time > now]
         return min(later, default=None)
 
@@ -203,7 +217,7 @@ class ReadyCohort:
             disagreements=self._places.disagreements,
             disagreement_tokens=self._places.disagreement_tokens,
             yielded=self._room.yielded,
-            overhead=self._touches.view(),
+            prewarm_hits=self._touches.prewarm_hits,
             leases=tuple(
                 lease_view(
                     session,

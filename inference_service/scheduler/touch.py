@@ -6,7 +6,8 @@ touched: a request with its prefix to the last whole block and one token more pu
 the end of the queue. One touch is under way at a time, since concurrent ones evict each other.
 
 A prewarm computes what was evicted of a session shortly before its tools are expected back, when
-the engine has nothing else to do. Where prewarms of a tool are not used, they stop.
+the engine has nothing else to do. Other steps go beside it; its own session's step waits for its
+end, since it would compute the same. Where prewarms of a tool are not used, they stop.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from inference_service.scheduler.gap import GapModel
 from inference_service.scheduler.kv_model import KVModel
 from inference_service.scheduler.rate import RateModel
 from inference_service.scheduler.session import Session, State
-from inference_service.scheduler.view import OverheadView
 
 MIN_PREWARMS = 5
 MIN_HIT_SHARE = 0.5
@@ -30,6 +30,9 @@ MAX_RECORDS = 1_024
 
 WORTHWHILE_BLOCKS = 2
 """What is missing of a session for a prewarm to be worth a request."""
+
+MIN_LOOK_S = 0.05
+"""Time between two looks at an idle engine for a prewarm that falls due."""
 
 
 @dataclass(slots=True)
@@ -43,35 +46,55 @@ class _Record:
 
 
 class Touches:
-    """Chooses touches, one at a time, and accounts for them."""
+    """Chooses touches, one at a time, and notes which prewarms were of use."""
 
     def __init__(self, kv: KVModel, gaps: GapModel, rate: RateModel) -> None:
         self.under_way: Session | None = None
+        self.prewarm_hits = 0
+        """Prewarmed sessions whose next step found all of that cached."""
+        self.next_look_s: float | None = None
+        """When a prewarm may fall due, if nothing happens before."""
         self._kv = kv
         self._gaps = gaps
         self._rate = rate
         self._is_prewarm = False
-        self._uncomputed = 0
         self._records: dict[str, _Record] = {}
-        self._refreshes = self._refresh_tokens = 0
-        self._prewarms = self._prewarm_tokens = self._prewarm_hits = 0
 
-    def refresh(
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether a refresh is under way: steps wait for its end."""
+        return self.under_way is not None and not self._is_prewarm
+
+    def is_prewarming(self, session: Session) -> bool:
+        """Whether a prewarm of this session is under way: its step waits for its end."""
+        return self.under_way is session and self._is_prewarm
+
+    def at_risk(
         self, sessions: dict[str, Session], for_session: Session, num_blocks: int
-    ) -> Refresh | None:
-        """Return the touch that must come before `for_session` allocates, or None."""
-        if num_blocks + 1 >= self._kv.unheld_free:
-            return None
-        for holder in self._kv.at_risk(num_blocks + 1, for_session.chain):
+    ) -> Session | None:
+        """Return a session to be refreshed before `for_session` takes so many blocks, or None.
+
+        What a prewarm under way takes is counted too.
+        """
+        chain = for_session.chain
+        if warmed := self.under_way:
+            num_blocks += self._kv.missing_blocks(warmed.chain)
+            chain = chain + warmed.chain
+        if num_blocks + 1 >= self._kv.unheld_free(chain):
+            return None  # something held goes, whichever of it is touched
+        for holder in self._kv.at_risk(num_blocks + 1, chain):
             session = sessions[holder]
-            tokens = min(self._kv.cached_tokens(session.chain), self._whole_tokens(session))
             idle = session is not for_session and session.state is not State.RUNNING
-            if idle and tokens:
-                self._begin(session, 1)
-                self._refreshes += 1
-                self._refresh_tokens += 1
-                return Refresh(session.id, tokens + 1)
+            if idle and session is not warmed and self._refreshable_tokens(session):
+                return session
         return None
+
+    def refresh(self, session: Session) -> Refresh:
+        """Begin to refresh a session that is at risk."""
+        tokens = self._refreshable_tokens(session)
+        assert tokens and self.under_way is None, (session, self.under_way)
+        self._begin(session)
+        return Refresh(session.id, tokens + 1)
 
     def prewarm(self, away: Iterable[Session], room: int, now: float) -> Prewarm | None:
         """Return a touch of a session that is expected back about when it will be done, or None.
@@ -88,12 +111,15 @@ class Touches:
             takes_s = self._rate.prefill_s(blocks * self._kv.block_size)
             waited_s = now - session.away_since
             soon = self._gaps.returns_within(session.gap_key, waited_s, 4 * takes_s, now)
-            if soon < MIN_HIT_SHARE or any(self._kv.at_risk(blocks + 1, session.chain)):
+            if soon < MIN_HIT_SHARE:
+                left_s = self._gaps.remaining_s(session.gap_key, waited_s, now) - 4 * takes_s
+                look_s = now + max(MIN_LOOK_S, left_s / 2)  # half: the estimate moves with time
+                self.next_look_s = min(self.next_look_s or look_s, look_s)
                 continue
-            self._begin(session, blocks * self._kv.block_size + 1, is_prewarm=True)
+            if any(self._kv.at_risk(blocks + 1, session.chain)):
+                continue
+            self._begin(session, is_prewarm=True)
             self._record(session.gap_key).prewarms += 1
-            self._prewarms += 1
-            self._prewarm_tokens += self._uncomputed
             session.prewarmed_tokens = tokens - 1
             return Prewarm(session.id, tokens)
         return None
@@ -119,7 +145,7 @@ class Touches:
         if session.prewarmed_tokens:
             is_hit = cached_tokens >= session.prewarmed_tokens
             self._record(session.gap_key).hits += is_hit
-            self._prewarm_hits += is_hit
+            self.prewarm_hits += is_hit
             session.prewarmed_tokens = 0
 
     def lost(self) -> None:
@@ -128,27 +154,20 @@ class Touches:
             self.under_way.is_touching = False
         self.under_way = None
 
-    def view(self) -> OverheadView:
-        """Return what touches have cost and brought."""
-        return OverheadView(
-            refreshes=self._refreshes,
-            refresh_tokens=self._refresh_tokens,
-            prewarms=self._prewarms,
-            prewarm_tokens=self._prewarm_tokens,
-            prewarm_hits=self._prewarm_hits,
-        )
-
     def _record(self, key: str) -> _Record:
         if key not in self._records and len(self._records) == MAX_RECORDS:
             del self._records[next(iter(self._records))]
         return self._records.setdefault(key, _Record())
 
+    def _refreshable_tokens(self, session: Session) -> int:
+        return min(self._kv.cached_tokens(session.chain), self._whole_tokens(session))
+
     def _whole_tokens(self, session: Session) -> int:
         """Return the tokens of a context's whole blocks, at least one token left over."""
         return (session.tokens - 1) // self._kv.block_size * self._kv.block_size
 
-    def _begin(self, session: Session, uncomputed: int, *, is_prewarm: bool = False) -> None:
+    def _begin(self, session: Session, *, is_prewarm: bool = False) -> None:
         self.under_way = session
+        self.next_look_s = None
         self._is_prewarm = is_prewarm
-        self._uncomputed = uncomputed
         session.is_touching = True

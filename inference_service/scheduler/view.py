@@ -32,17 +32,6 @@ class GapView:
 
 
 @dataclass(frozen=True, slots=True)
-class OverheadView:
-    """Work that belongs to no step: tokens computed by refreshes and prewarms, and their use."""
-
-    refreshes: int = 0
-    refresh_tokens: int = 0
-    prewarms: int = 0
-    prewarm_tokens: int = 0
-    prewarm_hits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class SchedulerView:
     """One moment of one scheduler.
 
@@ -50,7 +39,8 @@ class SchedulerView:
     `cold` (no KV believed cached). Blocks: the `working_set` of what is kept or runs, shared ones
     counted once, and the `cold_room` left to sessions that are not kept, against the `watermark` of
     `num_blocks`. `disagreements` counts returns whose cached tokens were not what the model of the
-    cache said, `disagreement_tokens` by how much in all. `yielded` leases have given way so far.
+    cache said, `disagreement_tokens` by how much in all. `yielded` leases have given way so far;
+    `prewarm_hits` prewarms were of use: their session's next step found all of it cached.
     """
 
     ready: int
@@ -66,7 +56,7 @@ class SchedulerView:
     disagreements: int = 0
     disagreement_tokens: int = 0
     yielded: int = 0
-    overhead: OverheadView = OverheadView()
+    prewarm_hits: int = 0
     leases: tuple[LeaseView, ...] = ()
     gaps: tuple[GapView, ...] = ()
 

@@ -27,6 +27,7 @@ from muster.job_input import read_input
 from muster.report import JobReport
 from muster.settings import Settings, load_settings
 from muster.stack.state import locate, running_stack
+from muster.unserved import unserved_queues
 
 
 def run(
@@ -97,7 +98,10 @@ async def _run(
     as_json: bool,
 ) -> int:
     where = locate(settings)
-    jobs = Jobs(await connect(settings))
+    client = await connect(settings)
+    jobs = Jobs(client)
+    for line in await unserved_queues(client, agent):
+        console(stderr=True).print(f"warning: {printable(line)}", soft_wrap=True, markup=False)
     started.asked = True
     await jobs.start(
         agent, text, model=where.model, tenant=tenant, priority=priority, deadline=deadline,

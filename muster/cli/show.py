@@ -40,7 +40,7 @@ def show(
         bool, typer.Option("--transcript", help="Show its conversation, message by message.")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="With --transcript: show messages whole.")
+        bool, typer.Option("--full", help="With --transcript: show all texts whole.")
     ] = False,
     size: Annotated[
         bool, typer.Option("--history-size", help="Show what takes the bytes of its history.")
@@ -76,7 +76,7 @@ async def _show(
             case _What.REPORT:
                 return await _show_report(settings, jobs, job_id, wait=wait, as_json=as_json)
             case _What.TRANSCRIPT:
-                found = await read_transcript(jobs.histories, job_id)
+                found = await read_transcript(jobs.histories, job_id, whole=full)
                 _print(found, transcript_view(found, full=full), as_json=as_json)
             case _What.HISTORY_SIZE:
                 measured = history_size(await jobs.histories.read(job_id))

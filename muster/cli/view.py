@@ -27,6 +27,9 @@ PLAIN_WIDTH = 160
 PREVIEW_CHARS = 200
 """Of a message, an argument list or a tool result in a turn table."""
 
+MAX_IDS = 5
+"""Of the messages that a job has not read."""
+
 _STYLES = {
     JobStatus.RUNNING: "cyan",
     JobStatus.COMPLETED: "green",
@@ -175,10 +178,20 @@ def job_view(report: JobReport, link: str) -> RenderableType:
         parts += [Text(title, style="bold"), Text(printable(report.answer)), Text()]
     elif report.status is not JobStatus.RUNNING:
         parts += [Text(printable(verdict(report)[0]), style=_STYLES[report.status]), Text()]
+    if report.unread:
+        parts += [Text(_unread(report), style="yellow"), Text()]
     parts.append(time_table(report))
     if link:
         parts.append(Text(link, no_wrap=True, overflow="ignore"))
     return Group(*parts)
+
+
+def _unread(report: JobReport) -> str:
+    number, ids = len(report.unread), ", ".join(map(printable, report.unread[:MAX_IDS]))
+    what = f"{_count(number, 'message')}: {ids}{', …' if number > MAX_IDS else ''}"
+    if report.status is JobStatus.RUNNING:
+        return f"not read yet: {what}"
+    return f"the job ended before it read {what}"
 
 
 def _totals(report: JobReport) -> Text:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from contracts.llm_step import (
-    LLMStepResult,
     Outcome,
-    OutputForm,
     SessionHint,
     SessionState,
     StepPhase,
@@ -33,7 +29,6 @@ from inference_service.scheduler.decision import Abort, Prewarm, Refresh, Reject
 from inference_service.scheduler.event import (
     EngineLost,
     FanOut,
-    KVEvicted,
     SessionEnded,
     SessionIdle,
     StepFailed,
@@ -42,50 +37,11 @@ from inference_service.scheduler.event import (
     ToolsStarted,
     TouchDone,
 )
-from inference_service.touch_request import TOUCH_PRIORITY
 from store.database import Database
-from tests.inference_service.harness import Harness, harness, step_input, until
-from tests.inference_service.scripted import ScriptedScheduler
+from tests.inference_service.harness import step_input, until
+from tests.inference_service.scripted_service import CALL, FORM, acting, decide, scripted, toolset
 
-CALL = '{"tool": "search", "arguments": {}}'
-FORM = OutputForm(tools=("search",), may_answer=True)
 SLOW = SimulatedConfig(time_scale=1.0)
-
-
-@asynccontextmanager
-async def scripted(
-    database: Database, *answers: str, **options: Any
-) -> AsyncIterator[tuple[Harness, ScriptedScheduler]]:
-    """Run a service whose scheduler is scripted; its n-th answer is the n-th of `answers`."""
-    schedulers: list[ScriptedScheduler] = []
-
-    def scheduler(capacity: Any) -> ScriptedScheduler:
-        schedulers.append(ScriptedScheduler(capacity))
-        return schedulers[0]
-
-    left: Iterator[str] = iter(answers)
-
-    def respond(request: EngineRequest, prompt: str) -> str:
-        return next(left, "An answer.") if request.priority != TOUCH_PRIORITY else "x"
-
-    async with harness(database, respond=respond, scheduler=scheduler, **options) as h:
-        yield h, schedulers[0]
-
-
-async def toolset(h: Harness) -> str:
-    """Store a toolset of one tool and return its hash."""
-    return await h.contexts.put_blob(
-        [{"name": "search", "description": "Search.", "arguments": {"type": "object",
-          "properties": {}, "required": [], "additionalProperties": False}}]
-    )  # fmt: skip
-
-
-async def acting(
-    h: Harness, number: int = 0, *, base: ContextRef | None = None, **fields: Any
-) -> LLMStepResult:
-    """Take a step that is to end in a tool call."""
-    fields = {"toolset": await toolset(h), "output": FORM, **fields}
-    return await h.run(step_input(number, base=base, **fields))
 
 
 async def test_a_job_that_goes_straight_on_is_one_session_with_a_growing_path(
@@ -354,23 +310,6 @@ async def test_the_scheduler_is_called_when_time_alone_changes_something(
         await until(lambda: scheduler.wake_s is None)
 
 
-async def test_what_is_cached_of_a_prompt_and_what_is_evicted_of_a_session_is_told(
-    database: Database,
-) -> None:
-    config = SimulatedConfig(time_scale=0.0, num_blocks=32, max_model_len=1_024)
-    async with scripted(database, CALL, config=config) as (h, scheduler):
-        first = await acting(h, 0, text="x" * 400)
-        await h.run(step_input(0, job_id="job-b", text="y" * 700))
-        await until(lambda: bool(scheduler.told(KVEvicted)))
-        evicted = scheduler.told(KVEvicted)[-1]
-        assert evicted.session == step_input(0).step_id
-        assert evicted.cached_tokens < scheduler.told(StepFinished)[0].leaf.end
-        await h.run(step_input(1, base=first.context))
-        new, _, back = scheduler.told(StepReady)
-        assert new.cached_tokens == 0
-        assert back.cached_tokens == evicted.cached_tokens
-
-
 async def test_hints_reach_the_scheduler_in_its_own_time(database: Database) -> None:
     hints = {
         "deadline": datetime.now(UTC) + timedelta(seconds=60),
@@ -389,9 +328,3 @@ async def test_hints_reach_the_scheduler_in_its_own_time(database: Database) -> 
     assert (ready.fan_out, ready.is_speculative) == (FanOut("g", 3), True)
     assert (ready.tenant, ready.priority, ready.attained_s) == ("acme", 1, 2.5)
     assert ready.job == "job-a"
-
-
-async def decide(h: Harness, scheduler: ScriptedScheduler, *decisions: Any) -> None:
-    """Let the scheduler decide this, at the next event."""
-    scheduler.due += decisions
-    h.service.dispatcher._schedule()

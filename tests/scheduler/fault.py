@@ -101,7 +101,8 @@ class FaultyWorld:
         if path := self.life.gone.get(job):
             node = Node(f"{job}/{len(path)}", path[-1].end + self.rng.randint(1, 60))
             step = new_step(job, 1)
-            again = replace(step, step_id=node.id, path=(*path, node), is_new=False)
+            is_new = self.left[job] == STEPS_OF_A_JOB
+            again = replace(step, step_id=node.id, path=(*path, node), is_new=is_new)
             self.life.tell(again)
         else:
             tokens = self.rng.choice([30, 200, 700])

@@ -24,6 +24,7 @@ from inference_service.scheduler.event import (
     FirstToken,
     Node,
     SessionEnded,
+    SessionIdle,
     StepFailed,
     StepFinished,
     StepReady,
@@ -78,7 +79,11 @@ class Life:
     now: float = 0.0
     sessions: dict[str, Sitting] = field(default_factory=dict)
     gone: dict[str, tuple[Node, ...]] = field(default_factory=dict)
+    former: set[str] = field(default_factory=set[str])
+    """Sessions gone by a failed step: they are admitted already if they come back."""
     touching: str | None = None
+    prewarming: str | None = None
+    """The session being touched, if that is a prewarm and its step must wait for it."""
     log: list[tuple[Event | None, float, list[Decision]]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     """Times that each step was dispatched, less the times it has ended."""
@@ -155,15 +160,18 @@ class Life:
                 session.place, session.step = Place.ACTING, None
                 session.ended = len(self.log)
             case StepFailed(step_id):
-                self.forget(self._ended(step_id).id)
+                self._fail(step_id)
             case TouchDone():
-                self.touching = None
+                self.touching = self.prewarming = None
             case EngineLost():
                 for step_id in list(self.running()):
-                    self.forget(self._ended(step_id).id)
-                self.touching = None
+                    self._fail(step_id)
+                self.touching = self.prewarming = None
             case SessionEnded(session_id):
                 self.forget(session_id)
+                self.former.discard(session_id)
+            case SessionIdle(session_id):
+                self.former.discard(session_id)
             case CapacityChanged():
                 self.shrunk |= (
                     event.num_blocks < self.capacity.num_blocks
@@ -177,7 +185,8 @@ class Life:
         session = self.sessions.get(ready.session)
         if session is None:
             session = self.sessions[ready.session] = Sitting(ready.session, ready.path)
-            session.is_admitted = not ready.is_new
+            session.is_admitted = not ready.is_new or ready.session in self.former
+            self.former.discard(ready.session)
         session.path, session.place, session.step = ready.path, Place.READY, ready
         session.has_token = session.is_aborting = False
         self.num_arrivals += 1
@@ -188,10 +197,17 @@ class Life:
         self.ends[step_id] -= 1
         return session
 
+    def _fail(self, step_id: str) -> None:
+        session = self._ended(step_id)
+        self.forget(session.id)
+        self.former.add(session.id)
+
     def forget(self, session_id: str) -> None:
         """Note that the scheduler knows a session no more."""
         if session := self.sessions.pop(session_id, None):
             self.gone[session_id] = session.path
+            if self.prewarming == session_id:
+                self.prewarming = None
 
     def forget_waiting(self, step_id: str) -> None:
         """Note that a waiting step is gone, and its session with it."""
@@ -248,10 +264,14 @@ class Life:
                 assert session.place is not Place.RUNNING
                 assert 0 < num_tokens <= session.path[-1].end
                 self.touching = session_id
+                if isinstance(decision, Prewarm):
+                    assert not self.running(), "the engine has something else to do"
+                    self.prewarming = session_id
 
     def _dispatch(self, step_id: str) -> None:
         waiting = {s.step.step_id: s for s in self.at(Place.READY) if s.step}
         session = waiting.pop(step_id)
+        assert session.id != self.prewarming, "what a prewarm computes is computed twice"
         session.place = Place.RUNNING
         self.ends[step_id] = self.ends.get(step_id, 0) + 1
         assert self.ends[step_id] == 1, "a step is in the engine once"
@@ -277,10 +297,16 @@ class Life:
         view = self.scheduler.view(self.now)
         assert view.acting == len(self.at(Place.ACTING))
         acting = any(s for s in self.at(Place.ACTING))
-        if ready and not running and not self.touching:
+        if not running and any(not self._may_wait_for_touch(session) for session in ready):
             assert acting, "an idle engine, nothing to wait for, and a step that fits"
             assert self.scheduler.next_wake(self.now) is not None
         self._check_overtaken()
+
+    def _may_wait_for_touch(self, session: Sitting) -> bool:
+        """Whether a step may wait for a touch: for a prewarm of its own, or before a refresh."""
+        if self.settings.refresh:
+            return self.touching is not None
+        return self.prewarming == session.id
 
     def _check_overtaken(self) -> None:
         waiting = {s.step.step_id: s for s in self.at(Place.READY) if s.step}

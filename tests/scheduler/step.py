@@ -77,3 +77,16 @@ def keep(life: Life, *sessions: StepReady, tool: str = "tool") -> None:
     for ready in sessions:
         life.tell(ready)
         finish(life, ready.session, tool)
+
+
+def learn(life: Life, tool: str, gap_s: float, times: int = 30) -> None:
+    """Let sessions come back from a tool after so long."""
+    for number in range(times):
+        name = f"{tool}{number}"
+        life.tell(new_step(name, 30))
+        life.now += 0.03  # a token in a millisecond
+        finish(life, name, tool)
+        life.now += gap_s
+        life.tell(next_step(life, name, 5))
+        life.now += 0.005
+        finish(life, name, "")

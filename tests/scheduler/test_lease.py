@@ -11,10 +11,11 @@ from inference_service.scheduler.event import (
     StepFinished,
     TouchDone,
 )
+from inference_service.scheduler.lease import PATROL
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.scheduler.touch import MIN_PREWARMS
 from tests.scheduler.life import Life
-from tests.scheduler.step import finish, keep, new_life, new_step, next_step
+from tests.scheduler.step import finish, keep, learn, new_life, new_step, next_step
 
 KEEP = SchedulerSettings(reserve=False, refresh=False, prewarm=False)
 
@@ -22,19 +23,6 @@ KEEP = SchedulerSettings(reserve=False, refresh=False, prewarm=False)
 def kept(life: Life) -> set[str]:
     """Return the sessions whose KV is kept while their tools are out."""
     return {lease.session for lease in life.scheduler.view(life.now).leases}
-
-
-def learn(life: Life, tool: str, gap_s: float, times: int = 30) -> None:
-    """Let sessions come back from a tool after so long."""
-    for number in range(times):
-        name = f"{tool}{number}"
-        life.tell(new_step(name, 30))
-        life.now += 0.03  # a token in a millisecond
-        finish(life, name, tool)
-        life.now += gap_s
-        life.tell(next_step(life, name, 5))
-        life.now += 0.005
-        finish(life, name, "")
 
 
 def test_session_expected_back_last_gives_way_first() -> None:
@@ -93,6 +81,24 @@ def test_lease_of_a_session_of_which_no_more_is_told_ends() -> None:
     assert kept(life) == set()
 
 
+def test_lease_ends_behind_any_number_of_sessions_that_may_return() -> None:
+    life = new_life(KEEP, num_blocks=1_000)
+    learn(life, "quick", 1.0, times=100)
+    learn(life, "slow", 1_000.0)
+    slow = [f"s{number}" for number in range(2 * PATROL)]
+    keep(life, *(new_step(name, 30) for name in slow), tool="slow")
+    keep(life, new_step("hangs", 30), tool="quick")
+    life.now += 900.0
+    for _ in range(3):
+        life.schedule()
+    assert life.scheduler.view(life.now).kept == len(slow)
+    life.tell(SessionEnded(slow[0]))
+    keep(life, new_step("another", 30), tool="quick")
+    life.now += 80.0
+    life.tell(next_step(life, slow[1], 5))
+    assert life.scheduler.view(life.now).kept == len(slow), "of those that are back too"
+
+
 def test_session_that_lost_its_lease_goes_on_all_the_same() -> None:
     life = new_life(KEEP)
     keep(life, new_step("hangs", 500))
@@ -123,8 +129,8 @@ def evicted_before_return(*, hits: bool, rounds: int) -> tuple[int, int]:
         life.now += 0.4
         life.tell(FirstToken(step.step_id, 400 if hits else 0))
         finish(life, name, "")
-    overhead = life.scheduler.view(life.now).overhead
-    return overhead.prewarms, overhead.prewarm_hits
+    prewarms = sum(isinstance(d, Prewarm) for _, _, made in life.log for d in made)
+    return prewarms, life.scheduler.view(life.now).prewarm_hits
 
 
 def test_prewarms_that_are_used_go_on_and_count_as_hits() -> None:

@@ -90,6 +90,30 @@ MUTANTS = {
         "(after is None or (session.admitted or 0) < after)",
         "test_lease.py",
     ),
+    "the patrol looks at the same leases again": Mutant(
+        "lease.py", "            self._long_away.move_to_end(session.id)\n", "", "test_lease.py"
+    ),
+    "a retried step goes to the end of the line": Mutant(
+        "lifecycle.py",
+        "session = self._former.pop(ready.session, None)",
+        "session = None",
+        "test_retry.py",
+    ),
+    "a prewarm holds everybody back": Mutant(
+        "ready_cohort.py",
+        "        if self._touches.is_refreshing:\n            return True\n",
+        "        if self._touches.under_way:\n            return True\n",
+        "test_touch.py",
+    ),
+    "nobody wakes for a prewarm": Mutant(
+        "ready_cohort.py", "            self._touches.next_look_s,\n", "", "test_touch.py"
+    ),
+    "a step goes beside its own prewarm": Mutant(
+        "touch.py",
+        "return self.under_way is session and self._is_prewarm",
+        "return False",
+        "test_touch.py",
+    ),
     "prewarms never stop": Mutant(
         "touch.py",
         "return self.prewarms < MIN_PREWARMS or",
@@ -98,8 +122,8 @@ MUTANTS = {
     ),
     "two touches at once": Mutant(
         "ready_cohort.py",
-        "        if self._touches.under_way:\n            return True\n",
-        "",
+        "if session and not self._touches.under_way:",
+        "if session:",
         "test_faults.py",
     ),
     "tenants are not weighed": Mutant(

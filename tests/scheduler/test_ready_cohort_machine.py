@@ -135,7 +135,8 @@ class ReadyCohortMachine(RuleBasedStateMachine):
     def session_comes_back_after_it_was_forgotten(self, data: st.DataObject, is_last: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.life.gone)))
         if name not in self.life.sessions:
-            event = self.ready(data, name, self.life.gone[name], is_new=False)
+            is_new = data.draw(st.booleans())
+            event = self.ready(data, name, self.life.gone[name], is_new=is_new)
             self.life.tell(event, is_last=is_last)
 
     # The engine works.
@@ -231,9 +232,11 @@ class ReadyCohortMachine(RuleBasedStateMachine):
     def acting_session_is_heard_of(self, data: st.DataObject, end: object, is_last: bool) -> None:
         self.leave(self.acting(data), end, is_last=is_last)
 
-    @rule(is_last=LAST)
-    def unknown_session_ends(self, is_last: bool) -> None:
-        self.life.tell(SessionEnded("nobody"), is_last=False)
+    @rule(data=st.data(), is_idle=st.booleans(), is_last=LAST)
+    def unknown_session_ends(self, data: st.DataObject, is_idle: bool, is_last: bool) -> None:
+        gone = [name for name in self.life.gone if name not in self.life.sessions]
+        name = data.draw(st.sampled_from(["nobody", *gone]))
+        self.life.tell(SessionIdle(name) if is_idle else SessionEnded(name), is_last=False)
         self.life.tell(KVEvicted("nobody", 3), is_last=is_last)
 
     @precondition(lambda self: self.life.sessions)
