@@ -18,7 +18,7 @@ SCHEMAS: dict[str, Any] = {
     "nonsense": {"type": "object", "properties": {"a": {"type": 5}}},
     "nothing": {"required": 5},
     "loop": LOOP,
-    "elsewhere": {"type": "object", "$ref": "http://127.0.0.1:9/schema"},
+    "elsewhere": {"type": "object", "$ref": sys.argv[-1]},
     "large": {"type": "object", "description": "x" * 200_000},
     "text": "any",
 }

@@ -77,8 +77,9 @@ async def test_call_answered_404_is_made_in_a_new_session_and_then_told_to_the_m
 
 
 async def test_server_that_forgot_the_session_is_asked_in_a_new_one(
-    web: WebServer, tools: McpTools
+    web: WebServer, tools: McpTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("activities.kind.mcp.FRESH_S", 0.0)
     mcp = {"url": web.url}
     assert await call(tools, mcp, "do") == "done"
     web.session = "second"
@@ -86,6 +87,7 @@ async def test_server_that_forgot_the_session_is_asked_in_a_new_one(
     assert web.count("initialize") == 2
     web.session = "third"
     assert list(await describe(tools, mcp)) == ["do"]
+    assert web.count("initialize") == 3
     assert await call(tools, mcp, "do") == "done"
     assert web.count("initialize") == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -26,7 +27,7 @@ async def tools() -> AsyncIterator[McpTools]:
         ("list", BadInputError, "tool 'do', inputSchema, type: Input should be 'object'"),
         ("nonsense", BadInputError, "at ['properties']['a']['type']: 5 is not valid"),
         ("loop", BadInputError, "a $ref in it leads back to itself"),
-        ("elsewhere", BadInputError, "a $ref in it leads nowhere: 'http://127.0.0.1:9/schema'"),
+        ("nothing", BadInputError, "answers what is no MCP: tool 'do', inputSchema"),
         ("large", LimitExceededError, "the limit is 100,000 bytes"),
         ("text", BadInputError, "answers what is no MCP: tool 'do', inputSchema"),
         ("many", LimitExceededError, "has 2,000 tools, the limit is 64 tools"),
@@ -52,6 +53,25 @@ async def test_one_of_very_many_tools_can_be_chosen(tools: McpTools) -> None:
 
 async def test_list_of_several_pages_is_read_to_its_end(tools: McpTools) -> None:
     assert list(await describe(tools, program("bad_server", "two pages"))) == ["first", "do"]
+
+
+async def test_each_job_that_opens_gets_the_tools_of_now(
+    tools: McpTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.kind.mcp.FRESH_S", 0.0)
+    mcp = program("bad_server", "vanishes")
+    found = [*await describe(tools, mcp), *await describe(tools, mcp)]
+    assert found[-1] == "other"
+
+
+async def test_schema_that_refers_to_an_address_is_not_fetched(tools: McpTools) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/schema"
+        with pytest.raises(BadInputError, match="a \\$ref in it leads nowhere"):
+            await describe(tools, program("bad_server", "elsewhere", address))
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 async def test_server_that_hangs_at_its_list_is_given_its_time_and_may_come_back(
