@@ -15,7 +15,7 @@ from enum import StrEnum
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from temporalio.client import Plugin
@@ -25,6 +25,8 @@ from contracts.error import BadInputError
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricReader
     from prometheus_client import CollectorRegistry
 
 FLUSH_TIMEOUT_S = 3.0
@@ -66,25 +68,37 @@ def configure(service: str) -> None:
     _flushes.append(provider.shutdown)
 
 
+def export_metrics(service: str) -> None:
+    """Send what this process measures to the exporter; nothing if metrics are off.
+
+    Raises BadInputError if OTEL_METRICS_EXPORTER names an exporter that is not installed.
+    """
+    if enabled(Signal.METRICS):
+        metrics.set_meter_provider(_meter_provider(service, []))
+
+
 def meter(service: str, registry: CollectorRegistry) -> Meter:
-    """Return the meter of this process, whose metrics `registry` has for Prometheus.
+    """Return the meter of a process that serves HTTP: `registry` has its metrics for Prometheus.
 
     They go to the exporter, too, if the environment asks for it. Raises BadInputError if
     OTEL_METRICS_EXPORTER names an exporter that is not installed.
     """
-    # Here, since commands that measure nothing should not wait for these.
+    # Here, since commands that measure nothing should not wait for it.
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-    readers: list[MetricReader] = [
-        PrometheusMetricReader(registry=registry, scope_info_enabled=False)
-    ]
+    reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
+    return _meter_provider(service, [reader]).get_meter(f"muster.{service}")
+
+
+def _meter_provider(service: str, readers: list[MetricReader]) -> MeterProvider:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
     if enabled(Signal.METRICS):
-        readers.append(PeriodicExportingMetricReader(_exporter(Signal.METRICS)))
+        readers = [*readers, PeriodicExportingMetricReader(_exporter(Signal.METRICS))]
     provider = MeterProvider(readers, resource=_resource(service), shutdown_on_exit=False)
     _flushes.append(provider.shutdown)
-    return provider.get_meter(f"muster.{service}")
+    return provider
 
 
 def plugins() -> list[Plugin]:

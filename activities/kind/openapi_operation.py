@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from activities.kind.json_schema import check_schema
 from activities.kind.openapi_document import METHODS, Document
 from activities.kind.openapi_schema import Schemas
+from activities.kind.told_schema import told_schema
 from contracts.agent import NAME_PATTERN, ToolSchema
 from contracts.error import BadInputError
 
@@ -96,6 +97,9 @@ class Operation:
     server: str | None
     """As the document has it, maybe without a host; None if it names none."""
     schema: ToolSchema
+    """What the model is told: of `arguments` what every engine's grammar can keep."""
+    arguments: dict[str, JsonValue]
+    """What the arguments must be, all of it."""
     parameters: tuple[Parameter, ...]
     body: Body | None
 
@@ -172,8 +176,9 @@ class _Builder:
             schema=ToolSchema(
                 name=_fitting(self._operation.get("operationId"), self._place),
                 description=self._description(),
-                arguments=arguments,
+                arguments=told_schema(f"{self._remote} of {self._document.shown}", arguments),
             ),
+            arguments=arguments,
             parameters=tuple(parameters),
             body=body,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import json
 import os
 import signal
 import sqlite3
@@ -15,6 +16,8 @@ from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import pytest
@@ -24,17 +27,20 @@ from temporalio.client import Client, WorkflowFailureError
 
 from activities.kind.query import MAX_CELL_CHARS
 from contracts.agent import AgentSpec, OnFailure, RetryPolicy, Sampling, ToolRef
-from contracts.tool_source import SqlDatabase
+from contracts.tool_source import McpServer, OpenApiService, SqlDatabase
 from muster.archive import export_run
 from muster.archiver import refold
 from store.database import Database
 from tests.acceptance.calling import Calling, Handle, Reply, asks, calling, says
 from tests.acceptance.test_large import LONG
+from tests.activities.kind.mcp_client import web_server
+from tests.activities.kind.service import as_json, document, http, running
 from tests.cli.stage import CommandLine
 from tests.stack.collector import collecting
 from tests.workflows.stage import current_details
 
 ROOT = Path(__file__).parents[2]
+TOOLS = Path(__file__).parent / "tool"
 DEADLINE_S = 60.0
 
 TOKEN = 'canary-env/7f3a "9" &+'
@@ -136,7 +142,7 @@ async def databases(place: Place) -> list[Echo]:
     named = f"{server}{'&' if '?' in rest else '?'}shop.token=${{env:SHOP_TOKEN}}"
     away = f"postgresql://shop:{place.key}@/shop?host=${{env:SHOP_FOLDER}}.invalid"
     query = "select text from note"
-    cut = f"select repeat('x', {MAX_CELL_CHARS - 14}) || text from note"
+    cut = f"select repeat('x', {MAX_CELL_CHARS - 14}) || text from note limit 1"
     return [
         Echo(_database("notes", f"{folder}/notes.db", query)),
         Echo(_database("no_notes", f"{folder}/none.db", query), "/[secret]/none.db"),
@@ -152,7 +158,58 @@ async def databases(place: Place) -> list[Echo]:
 FATAL = ("RuntimeError: [secret] is no number", "gave up after 2 attempts")
 """Of the calls that are told so, each fails a job whose agent wants that."""
 
-KINDS: Sequence[Kind] = (functions, databases)
+
+async def mcp_servers(place: Place) -> list[Echo]:
+    """MCP servers: a program that has the secrets, and a service whose every answer is one."""
+    program = McpServer(
+        command=(sys.executable, str(TOOLS / "echo_server.py"), place.key),
+        env={"TOKEN": "${env:SHOP_TOKEN}", "PYTHONPATH": str(ROOT)},
+        list_timeout=timedelta(seconds=30),
+    )
+    web = await place.stack.enter_async_context(web_server())
+    web.on_call = lambda message: (f"404 Not Found\nX-Key: {FOLDER}", f"no {TOKEN} here")
+    headers = {"Authorization": "Bearer ${env:SHOP_TOKEN}", "X-Folder": "${env:SHOP_FOLDER}"}
+    service = McpServer(url=web.url, headers=headers)
+    return [
+        Echo(ToolRef(mcp=program, remote="mcp_says", retry=ONCE)),
+        Echo(ToolRef(mcp=program, remote="mcp_refuses", retry=ONCE)),
+        Echo(ToolRef(mcp=program, remote="mcp_dies", retry=ONCE), "no licence for [secret]"),
+        Echo(ToolRef(mcp=service, remote="do", retry=ONCE), "no [secret] here"),
+    ]
+
+
+async def http_services(place: Place) -> list[Echo]:
+    """Operations of a service that has the secrets in path, query and headers."""
+    web = await place.stack.enter_async_context(running())
+    basic = base64.b64encode(f"shop:{TOKEN}".encode()).decode()
+    away = f"https://{FOLDER}.example/?key={quote(TOKEN)}"
+    answers = {
+        "http_says": http(f"{TOKEN} Basic {basic} {KEY}", content_type="text/plain"),
+        "http_refuses": http(f"no customer {TOKEN}", "404 Not Found", x_key=FOLDER),
+        "http_breaks": http(f"cannot reach {TOKEN}", "500 Internal Server Error"),
+        "http_moves": http("", "302 Found", location=away),
+    }
+    operations: dict[str, Any] = {
+        f"get_{name}": {"path": f"/{name}", "operationId": name, "description": f"Knows {TOKEN}."}
+        for name in answers
+    }
+    web.answers["/openapi.json"] = [as_json(document(**operations))]
+    web.answers |= {f"/{FOLDER}/{name}": [answer] for name, answer in answers.items()}
+    host = web.url.removeprefix("http://")
+    service = OpenApiService(
+        document=f"{web.url}/openapi.json",
+        url=f"http://shop:${{env:SHOP_TOKEN}}@{host}/${{env:SHOP_FOLDER}}",
+        headers={"X-Key": "${env:SHOP_TOKEN}"},
+        query={"key": "${env:SHOP_TOKEN}"},
+    )
+    told = {"http_breaks": "gave up after 2 attempts", "http_moves": "another service"}
+    return [
+        Echo(ToolRef(openapi=service, remote=name, retry=TWICE), told.get(name, "[secret]"))
+        for name in answers
+    ]
+
+
+KINDS: Sequence[Kind] = (functions, databases, mcp_servers, http_services)
 """A kind of tool that reads secrets, or can echo them, has its place here."""
 
 
@@ -173,7 +230,7 @@ def tool_worker(log: Path, address: str, database_url: str, **more: str) -> Iter
         "MUSTER_TEMPORAL_ADDRESS": address,
         "MUSTER_DATABASE_URL": database_url,
         "MUSTER_DATA_DIR": str(log.parent / "data"),
-        "MUSTER_TOOL_PATH": str(Path(__file__).parent / "tool"),
+        "MUSTER_TOOL_PATH": str(TOOLS),
         "MUSTER_LOG_LEVEL": "DEBUG",
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
@@ -243,7 +300,7 @@ async def leave(client: Client, database_url: str, shop_url: str, directory: Pat
         )
         places |= await _shown("job", shell, asked, *VIEWS)
         places |= await _shown("failed job", shell, failed, *VIEWS[:1])
-    return Left(echoes, {row.tool: row.result or row.error for row in rows}, places)
+    return Left(echoes, {row.tool: _told(row.result) for row in rows if row.result}, places)
 
 
 def _fatal(echo: Echo) -> Echo:
@@ -299,6 +356,10 @@ async def _tables(database: Database, *jobs: Handle) -> bytes:
             for row in await connection.execute(sql(f'SELECT * FROM "{table}"')):
                 values += map(_plain, row)
     return b"\n".join(values)
+
+
+def _told(result: object) -> str:
+    return json.dumps(result, ensure_ascii=False)
 
 
 def _plain(value: object) -> bytes:

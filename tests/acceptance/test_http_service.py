@@ -158,7 +158,7 @@ async def test_secret_that_a_service_repeats_goes_no_further(
     canary = "canary/7f3a&9"
     parts = ("canary/7f3a", "canary%2F7f3a", "Y2FuYXJ5LzdmM2EmOQ")
     monkeypatch.setenv("SHOP_KEY", canary)
-    given = {
+    given: dict[str, Any] = {
         "url": service.url.replace("//", "//me:${env:SHOP_KEY}@"),
         "headers": {"X-Key": "${env:SHOP_KEY}"},
         "query": {"key": "${env:SHOP_KEY}"},

@@ -22,7 +22,9 @@ from tests.stack.collector import collecting
 
 TIMED = SimulatedConfig(time_scale=1.0)
 CAPACITY = EngineCapacity(32, 131_072, 32, 32_768, 2_048)
-REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference/metrics.md"
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs/reference/metrics.md"
+DASHBOARD = ROOT / "docker/grafana/muster.json"
 ROW = re.compile(r"^\| `([a-z_.]+)` \| (\S+) \| (.{10,}?) \| (?:`(\w+)`)? ?\|$", re.MULTILINE)
 
 
@@ -62,6 +64,9 @@ async def test_prometheus_reads_what_the_service_does(
     assert found["muster_prompt_tokens_total", "cached"] > 0
     assert found["muster_gpu_time_seconds_total", "useful_decode"] > 0
     assert found["muster_gpu_time_seconds_total", "waste"] == 0
+    shown = set(re.findall(r"(?:muster|gen_ai_server)_[a-z_]+", DASHBOARD.read_text()))
+    assert len(shown) > 15
+    assert shown - {name for name, _ in found} == {"muster_tool_time_seconds_bucket"}
 
 
 async def test_a_result_that_was_stored_before_is_measured_once(database: Database) -> None:
@@ -101,6 +106,7 @@ async def test_an_engine_that_is_gone_leaves_the_rest_of_the_page(database: Data
 
 
 def test_every_metric_is_in_the_reference_with_its_unit_and_meaning() -> None:
-    documented = ROW.findall(REFERENCE.read_text())
+    own, _, _ = REFERENCE.read_text().partition("## Tool workers")
+    documented = ROW.findall(own)
     measured = [(m.name, m.unit, m.what, m.attribute) for m in (*OBSERVED, *RECORDED)]
     assert sorted(documented) == sorted(measured)

@@ -36,6 +36,7 @@ __all__ = ["service", "tools"]
 
 JSON, PLAIN, BYTES = "application/json", "text/plain", "application/octet-stream"
 NO_TEXT = "(the answer is no text but"
+ONE: dict[str, Any] = {"a": 1}
 GIGABYTE = 1_000_000_000
 
 
@@ -262,11 +263,13 @@ def moved(to: str, status: str = "307 Temporary Redirect") -> bytes:
 async def test_redirect_within_the_service_is_followed(
     tools: OpenApiTools, service: Service, method: str, status: str, again: str, content: bytes
 ) -> None:
-    sent = {} if method == "get" else {"requestBody": body({"properties": {"a": {}}})}
-    service.serve(document(**{f"{method}_x": sent}), there=http("moved", content_type=PLAIN))
+    sent: dict[str, Any] = (
+        {} if method == "get" else {"requestBody": body({"properties": {"a": {}}})}
+    )
+    service.serve(document({f"{method}_x": sent}), there=http("moved", content_type=PLAIN))
     service.answers["/x"] = [moved("/there?y=1", status)]
     ref = shop(service, headers={"X-Key": "K"}, remote=f"{method}_x")
-    assert await ask(tools, ref, **({} if method == "get" else {"a": 1})) == "moved"
+    assert await ask(tools, ref, **({} if method == "get" else ONE)) == "moved"
     last = service.last
     assert (last.method, last.target, last.body) == (again, "/there?y=1", content)
     assert last.headers["x-key"] == "K"
