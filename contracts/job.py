@@ -27,6 +27,11 @@ class AgentJobInput(Frozen):
     priority: int = Field(3, ge=1, le=5)
     deadline: AwareDatetime | None = None
 
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.agent.name
+
 
 class JobStatus(StrEnum):
     """How a job stands, as people see it."""

@@ -74,3 +74,24 @@ MAX_STEP_FAILURES = 3
 
 MAX_SEED = 2**32 - 1
 """Seed of an agent's sampling; engines keep it in 64 bits, and a repaired sample adds to it."""
+
+MAX_PLAN_NODES = 500
+"""Nodes of one plan, and of one `map`'s body."""
+
+MAX_MAP_WIDTH = 200
+"""Items that one `map` works on at a time; Temporal takes 2,000 pending activities of a job."""
+
+MAX_MAP_DEPTH = 4
+"""Levels of maps in maps."""
+
+MAX_MAP_ITEMS = 10_000
+"""Items of one map: what they give is one value."""
+
+MAX_PLAN_BYTES = 300_000
+"""A plan as JSON. A plan that rolls over hands it on with all values in one Temporal payload."""
+
+MAX_PLAN_INPUT_BYTES = 200_000
+"""A plan's input as JSON, for the same reason."""
+
+MAX_PLAN_VALUES_BYTES = 1_000_000
+"""The values of a plan's nodes that are still needed, together, as JSON, for the same reason."""

@@ -4,6 +4,9 @@ AGENTS_QUEUE = "agents"
 TOOLS_QUEUE = "tools"
 
 AGENT_WORKFLOW = "AgentWorkflow"
+PLAN_WORKFLOW = "PlanWorkflow"
+JOB_WORKFLOWS = (AGENT_WORKFLOW, PLAN_WORKFLOW)
+"""What a job is to Temporal."""
 
 OPEN_JOB = "open_job"
 LLM_STEP = "llm_step"
@@ -17,6 +20,8 @@ TASK = "task"
 
 PROGRESS_QUERY = "progress"
 WAITS_QUERY = "waits"
+PLAN_QUERY = "plan"
+PLAN_STATE_QUERY = "plan_state"
 MESSAGE_UPDATE = "message"
 DECIDE_UPDATE = "decide"
 PAUSE_UPDATE = "pause"

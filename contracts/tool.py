@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from pydantic import Field
+from pydantic_core import from_json, to_json
 
 from contracts.agent import ToolRef
 from contracts.message import BlobRef, Frozen, ToolCall, is_none
@@ -39,6 +40,15 @@ class CallToolResult(Frozen):
     blob: BlobRef | None = Field(None, exclude_if=is_none)
     duration_s: float
     """Seconds inside the tool itself, in the attempt that counted."""
+
+
+def remote_text(data: bytes) -> str:
+    """Return what the model reads of a result in JSON: text as it is, all else as compact JSON.
+
+    Raises ValueError for what is no JSON.
+    """
+    value = from_json(data)
+    return value if isinstance(value, str) else to_json(value).decode()
 
 
 class KeepResultInput(Frozen):

@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType, TimeoutType
 from temporalio.api.failure.v1 import Failure
@@ -21,6 +20,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.name import AGENT_WORKFLOW
+from contracts.tool import remote_text
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -70,14 +70,13 @@ class Activity:
 
     @property
     def text(self) -> str | None:
-        """What the model reads of its result, if that is JSON: text as it is."""
+        """What the model reads of its result, if that is JSON."""
         if self.result is None:
             return None
         try:
-            value = from_json(self.result)
+            return remote_text(self.result)
         except ValueError:
             return None
-        return value if isinstance(value, str) else self.result.decode()
 
 
 @dataclass(frozen=True, slots=True)

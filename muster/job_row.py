@@ -12,7 +12,7 @@ from temporalio.common import SearchAttributeKey
 from contracts.error import BadInputError
 from contracts.job import JobStatus
 from contracts.message import Frozen
-from contracts.name import AGENT_WORKFLOW, SEARCH_AGENT, SEARCH_STATE, SEARCH_TENANT
+from contracts.name import JOB_WORKFLOWS, SEARCH_AGENT, SEARCH_STATE, SEARCH_TENANT
 
 AGENT_KEY = SearchAttributeKey.for_keyword(SEARCH_AGENT)
 TENANT_KEY = SearchAttributeKey.for_keyword(SEARCH_TENANT)
@@ -75,7 +75,7 @@ def listing_query(status: JobStatus | None, agent: str | None, limit: int) -> st
         raise BadInputError(
             f"a listing's limit is 1 to {MAX_LISTED:,}, got {limit:,}", hint="--limit 20"
         )
-    terms = [f"WorkflowType = '{AGENT_WORKFLOW}'", "ExecutionStatus != 'ContinuedAsNew'"]
+    terms = [f"WorkflowType IN {JOB_WORKFLOWS!r}", "ExecutionStatus != 'ContinuedAsNew'"]
     if status:
         terms.append(_STATE_QUERY[status])
     if agent is not None:

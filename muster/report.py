@@ -20,6 +20,7 @@ from contracts.job import AgentJobInput, JobStatus, OpenJobResult, StopReason
 from contracts.llm_step import Usage
 from contracts.message import Frozen
 from contracts.name import OPEN_JOB
+from contracts.plan_job import PlanJobStart
 from muster.decided import Decided, DecisionRow
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
@@ -109,13 +110,12 @@ def build_report(
     unfinished_s = sum(step.unfinished_s for step in steps)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
-    started = parsed(
-        AgentJobInput, first_json(first.workflow_execution_started_event_attributes.input)
-    )
+    given = first_json(first.workflow_execution_started_event_attributes.input)
+    started = parsed(AgentJobInput, given) or parsed(PlanJobStart, given)
     result = ending.result
     return JobReport(
         job_id=job_id,
-        agent=started.agent.name if started else None,
+        agent=started.name if started else None,
         model=started.model if started else None,
         tenant=started.tenant if started else None,
         status=ending.status,
@@ -141,7 +141,7 @@ def build_report(
         rows=tuple(rows),
         unread=result.unread if result else tuple(message.id for message in unread.messages),
         decisions=decided.rows(
-            _pinned(started.agent, found) if started else None,
+            _pinned(started.agent, found) if isinstance(started, AgentJobInput) else None,
             {call.id: call for step in steps for call in step.tool_calls},
         ),
     )

@@ -229,15 +229,11 @@ class AgentWorkflow:
 
     async def _open(self) -> None:
         """Store the opening conversation; the input itself waits for the first LLM step."""
-        remaining = self._time_left()
+        remaining, job_id = self._time_left(), workflow.info().workflow_id
         try:
             opened = await workflow.execute_activity(
                 OPEN_JOB,
-                OpenJobInput(
-                    job_id=workflow.info().workflow_id,
-                    agent=self._agent,
-                    tenant=self._job.tenant,
-                ),
+                OpenJobInput(job_id=job_id, agent=self._agent, tenant=self._job.tenant),
                 result_type=OpenJobResult,
                 summary=text.summary(f"open job of agent {self._agent.name}"),
                 **option.open_job_options(self._job, remaining),

@@ -89,24 +89,29 @@ class Caller:
         except asyncio.CancelledError:
             self._is_stopping = True
             self._hold.split(0)
-            await _cancel_and_wait(tasks)
+            await cancel_and_wait(tasks)
             raise
         self._is_stopping = True
         self._hold.split(0)
-        errors = await _cancel_and_wait(tasks)
+        errors = await cancel_and_wait(tasks)
         self._hold.split(1)
         for error in sorted(errors, key=is_cancelled_exception):
             raise error
 
     async def _make(self, each: OpenCall, asked: int) -> None:
-        """Make one call; `asked` sub-agents share what is left."""
-        called = self._known[each.call.tool]
+        await self.make_one(each, self._known[each.call.tool], asked)
+        self._hold.end_part()
+
+    async def make_one(self, each: OpenCall, called: ToolRef | SubAgent, asked: int = 1) -> None:
+        """Make one call; `asked` sub-agents share what is left.
+
+        It may lack an answer before a roll-over.
+        """
         if await self._approvals.lets_through(each, called):
             if isinstance(called, SubAgent):
                 await self._ask(each, called, asked)
             else:
                 await self._call(each, called)
-        self._hold.end_part()
 
     async def _call(self, each: OpenCall, tool: ToolRef) -> None:
         """Make one tool call and note what the model reads."""
@@ -126,7 +131,7 @@ class Caller:
             self._state.count_answer(call.tool, ToolOutcome.ERROR, each.answer)
             return
         if result is not None:
-            each.answer, each.blob = result.content, result.blob
+            each.answer, each.blob, each.outcome = result.content, result.blob, result.outcome
             self._state.count_answer(call.tool, result.outcome, result.content)
 
     async def _attempt(self, each: OpenCall, tool: ToolRef) -> CallToolResult | None:
@@ -234,7 +239,7 @@ class Caller:
         else:
             self._state.count_sub_agent(result)
             answer, outcome = text.sub_agent_answer(result)
-        each.answer = answer
+        each.answer, each.outcome = answer, outcome
         self._state.count_answer(each.call.tool, outcome, answer)
 
     def _sub_job(self, sub_agent: SubAgent, task: str, asked: int) -> AgentJobInput:
@@ -267,7 +272,7 @@ def sub_job_id(job_id: str, call_id: str) -> str:
     return f"{job_id[:MAX_PARENT_CHARS]}-{content_hash(call_id)[:12]}"
 
 
-async def _cancel_and_wait(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException]:
+async def cancel_and_wait(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException]:
     """Cancel what still runs, wait until all is done, and return the errors, in order.
 
     Not for a `finally` block: a job that is dropped from memory must not wait there.

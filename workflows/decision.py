@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from contracts.agent import AgentSpec
@@ -39,6 +40,10 @@ def policies(agent: AgentSpec) -> dict[str, Approval]:
     return {each.tool_name: policy for each in agent.callables if (policy := each.approval_policy)}
 
 
+def _policy(each: OpenCall, known: Mapping[str, Approval]) -> Approval:
+    return each.policy or known[each.call.tool]
+
+
 def check_decision(decision: Decision, agent: AgentSpec, state: JobState, now: datetime) -> None:
     """Refuse a decision that cannot count; raises `BadInputError`. One that came before may."""
     if decision.id in state.seen_decisions:
@@ -55,7 +60,7 @@ def check_decision(decision: Decision, agent: AgentSpec, state: JobState, now: d
         raise BadInputError(f"{shown} is decided already: {outcome(request)}")
     if call.answer is not None or (request.expires_at and now >= request.expires_at):
         raise BadInputError(f"{shown} was not decided in time: it counts as denied")
-    policy = policies(agent)[call.call.tool]
+    policy = _policy(call, policies(agent))
     if policy.by and decision.by not in policy.by:
         raise BadInputError(
             f"{decision.by!r} may not decide on {shown}",
@@ -74,7 +79,7 @@ def take_decision(decision: Decision, agent: AgentSpec, state: JobState) -> None
     for each in state.calls:
         if each.is_waiting and each.call.id == decision.call_id:
             assert each.request is not None
-            each.request.take(decision, policies(agent)[each.call.tool].people)
+            each.request.take(decision, _policy(each, policies(agent)).people)
             return
 
 
@@ -133,7 +138,7 @@ def waits(agent: AgentSpec, state: JobState) -> JobWaits:
     """Return what the job waits for that only people can give."""
     known = policies(agent)
     return JobWaits(
-        pending=tuple(_pending(each, known[each.call.tool]) for each in _waiting(state)),
+        pending=tuple(_pending(each, _policy(each, known)) for each in _waiting(state)),
         paused=state.paused,
     )
 
@@ -144,7 +149,7 @@ def waiting_for(agent: AgentSpec, state: JobState) -> list[str]:
     known = policies(agent)
     for each in _waiting(state):
         assert each.request is not None
-        by = known[each.call.tool].by
+        by = _policy(each, known).by
         left = [name for name in by if name not in each.request.approved_by]
         found |= {WAITS_FOR_APPROVAL, *(map(waits_for_person, left) if by else [WAITS_FOR_ANYONE])}
     if len(found) > MAX_SEARCHED_NAMES:

@@ -124,6 +124,15 @@ def tool_failure(tool: ToolRef, error: ActivityError | RemoteResultError) -> App
     )
 
 
+def node_failure(node: str, why: str, job_id: str) -> ApplicationError:
+    """Return the failure of a plan's job by one of its nodes, naming node and cause."""
+    return _failure(
+        f"node {node!r} failed: {why}",
+        f"muster retry {job_id} runs it again; what is done is not done again",
+        "NodeFailedError",
+    )
+
+
 def sub_agent_failure(sub_agent: SubAgent, error: ChildWorkflowError) -> ApplicationError:
     """Return the job failure for a sub-agent whose policy is `fail_job`, naming both."""
     hint = _hint(error.cause.details) if isinstance(error.cause, ApplicationError) else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import DefaultPayloadConverter
@@ -16,6 +16,7 @@ from temporalio.worker import (
 
 from contracts.agent import ToolRef
 from contracts.limit import MAX_REMOTE_RESULT_BYTES
+from contracts.tool import remote_text
 
 IDEMPOTENCY_HEADER = "idempotency-key"
 """Temporal header of an activity whose id was chosen, which is the key; as JSON text."""
@@ -26,7 +27,7 @@ class RemoteResultError(Exception):
 
 
 def remote_answer(tool: ToolRef, payload: Payload) -> str:
-    """Return what the model reads of an activity's result: text as it is, all else as its JSON.
+    """Return what the model reads of an activity's result.
 
     Raises RemoteResultError for what is not JSON, or too large.
     """
@@ -38,8 +39,7 @@ def remote_answer(tool: ToolRef, payload: Payload) -> str:
         raise RemoteResultError(f"its activity returned a payload of {found}")
     else:
         try:
-            value = from_json(payload.data)
-            content = value if isinstance(value, str) else payload.data.decode()
+            content = remote_text(payload.data)
         except ValueError as error:
             raise RemoteResultError(f"its activity returned what is no JSON: {error}") from error
     size, limit = len(to_json(content)), min(tool.max_result_bytes, MAX_REMOTE_RESULT_BYTES)

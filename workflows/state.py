@@ -8,10 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from contracts.agent import PinnedTool
-from contracts.approval import Decision, Pause, Verdict
+from contracts.approval import Approval, Decision, Pause, Verdict
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, Spent, StopReason
 from contracts.llm_step import LLMStepResult, Usage
-from contracts.message import BlobRef, ContextRef, Message, Role, ToolCall, is_empty
+from contracts.message import (
+    BlobRef,
+    ContextRef,
+    Message,
+    Role,
+    ToolCall,
+    is_empty,
+    is_none,
+)
 from contracts.tool import ToolOutcome
 
 MAX_SEEN_MESSAGES = 1_000
@@ -67,7 +75,8 @@ class OpenCall(BaseModel):
     With a `blob`, that is what it will read, and `answer` is a preview.
 
     `reschedules` counts how often it was scheduled again because its workers were lost. With a
-    `request` it needs approval; `is_cleared` says that it has it, or was found to need none.
+    `request` it needs approval; `is_cleared` says that it has it, or was found to need none. A
+    `policy` of its own stands before that of its tool. `outcome` says how it has ended.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -78,6 +87,8 @@ class OpenCall(BaseModel):
     reschedules: int = 0
     request: ApprovalRequest | None = None
     is_cleared: bool = False
+    policy: Approval | None = Field(None, exclude_if=is_none)
+    outcome: ToolOutcome | None = Field(None, exclude_if=is_none)
 
     @property
     def is_waiting(self) -> bool:

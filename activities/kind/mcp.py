@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from activities.error_map import FailureKind, classify
 from activities.kind.json_schema import check_arguments, check_schema
+from activities.kind.told_schema import told_schema
 from activities.mcp.answer import answer_of
 from activities.mcp.endpoint import Endpoint, endpoint_of
 from activities.mcp.http import HttpError
@@ -18,16 +19,17 @@ from activities.mcp.listing import ListedTool
 from activities.mcp.pool import SessionPool
 from activities.mcp.session import Session
 from activities.secret import Secrets
+from activities.thread import start_thread
 from activities.tool import LoadedTool, ModelFaultError, ServedTool, ToolKind
 from contracts.agent import ToolRef, ToolSchema
 from contracts.error import BadInputError, LimitExceededError, UnavailableError
-from contracts.limit import MAX_TOOLS
+from contracts.limit import MAX_TOOLS, MAX_TOOLSET_BYTES
 
 MAX_DESCRIPTION_CHARS = 4_000
 """How much of a server's description of a tool the model is shown."""
 
 MAX_SCHEMA_BYTES = 100_000
-"""One tool's schema as JSON: the model reads it at each step, and it is checked on our loop."""
+"""One tool's schema as JSON: the model reads it at each step."""
 
 FRESH_S = 1.0
 """A list of tools of this age is not asked for again when a job opens."""
@@ -74,22 +76,16 @@ class _TenantTools:
             ) from None
         except ModelFaultError as error:
             raise BadInputError(str(error)) from None
-        if ref.remote is not None:
-            return [self._served(endpoint, ref.tool_name, _find(endpoint, listed, ref.remote))]
-        if not ref.tools and len(listed) > MAX_TOOLS:
-            raise LimitExceededError(
-                f"MCP server {endpoint.shown!r}",
-                len(listed),
-                MAX_TOOLS,
-                "tools",
-                hint="choose some with `tools: [...]`",
-            )
-        return [
-            self._served(endpoint, each.name, each)
-            if not ref.tools or each.name in ref.tools
-            else ServedTool(_schema(each.name, "", {}), remote=each.name)
-            for each in listed.values()
-        ]
+        chosen = _chosen(ref, endpoint, listed)
+        ended = await start_thread(  # which takes a second for a large one
+            lambda: [self._served(endpoint, name, tool) for name, tool in chosen], "mcp schemas"
+        )
+        if ended.error is not None:
+            raise ended.error
+        served: list[ServedTool] = ended.value
+        names = {tool.name for _, tool in chosen}
+        # The others are told by their names alone, so that one that was misspelt finds its like.
+        return [*served, *(_unchosen(name) for name in listed if ref.tools and name not in names)]
 
     async def load(self, ref: ToolRef) -> LoadedTool:
         """Return the tool; its server is asked when it is called, within the tool's timeout."""
@@ -135,12 +131,39 @@ class _TenantTools:
             )
         check_schema(shown, tool.arguments)
         description = self._secrets.scrub(tool.description)[:MAX_DESCRIPTION_CHARS]
-        return ServedTool(_schema(name, description, tool.arguments), remote=tool.name)
+        told = told_schema(shown, tool.arguments)
+        return ServedTool(_schema(name, description, told), remote=tool.name)
 
 
 def _schema(name: str, description: str, arguments: dict[str, Any]) -> ToolSchema:
     """Return a schema whose name is not checked yet: a prefix may come before it."""
     return ToolSchema.model_construct(name=name, description=description, arguments=arguments)
+
+
+def _unchosen(name: str) -> ServedTool:
+    return ServedTool(_schema(name, "", {}), remote=name)
+
+
+def _chosen(
+    ref: ToolRef, endpoint: Endpoint, listed: Mapping[str, ListedTool]
+) -> list[tuple[str, ListedTool]]:
+    """Return the tools that an entry stands for, by the names they get; raises MusterError."""
+    if ref.remote is not None:
+        return [(ref.tool_name, _find(endpoint, listed, ref.remote))]
+    chosen = [each for each in listed.values() if not ref.tools or each.name in ref.tools]
+    for size, limit, unit in (
+        (len(chosen), MAX_TOOLS, "tools"),
+        (sum(len(to_json(each.arguments)) for each in chosen), MAX_TOOLSET_BYTES, "bytes"),
+    ):
+        if size > limit:
+            raise LimitExceededError(
+                f"the list of MCP server {endpoint.shown!r}",
+                size,
+                limit,
+                unit,
+                hint="choose some with `tools: [...]`",
+            )
+    return [(each.name, each) for each in chosen]
 
 
 def _find(endpoint: Endpoint, listed: Mapping[str, ListedTool], remote: str) -> ListedTool:

@@ -61,7 +61,7 @@ class OpenApiTools:
         endpoint = self._endpoint(ref, source, operation)
 
         def bind(given: Mapping[str, JsonValue], key: str) -> Callable[[], Awaitable[str]]:
-            check_arguments(ref.tool_name, operation.schema.arguments, given)
+            check_arguments(ref.tool_name, operation.arguments, given)
             others = source.document.paths
             request = build_request(ref.tool_name, operation, endpoint, given, key, others)
             return lambda: self._call(ref, request)

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from activities.kind.json_schema import check_schema
 from activities.kind.openapi_document import METHODS, Document
 from activities.kind.openapi_schema import Schemas
+from activities.kind.told_schema import told_schema
 from contracts.agent import NAME_PATTERN, ToolSchema
 from contracts.error import BadInputError
 
@@ -96,6 +97,9 @@ class Operation:
     server: str | None
     """As the document has it, maybe without a host; None if it names none."""
     schema: ToolSchema
+    """What the model is told: of `arguments` what every engine's grammar can keep."""
+    arguments: dict[str, JsonValue]
+    """What the arguments must be, all of it."""
     parameters: tuple[Parameter, ...]
     body: Body | None
 
@@ -172,8 +176,9 @@ class _Builder:
             schema=ToolSchema(
                 name=_fitting(self._operation.get("operationId"), self._place),
                 description=self._description(),
-                arguments=arguments,
+                arguments=told_schema(f"{self._remote} of {self._document.shown}", arguments),
             ),
+            arguments=arguments,
             parameters=tuple(parameters),
             body=body,
         )
@@ -372,7 +377,7 @@ def _fitting(operation_id: Any, place: Place) -> str:
     """Return a name that a tool may have."""
     text = operation_id if isinstance(operation_id, str) else ""
     if not re.search(r"[A-Za-z]", text):
-        text = f"{place.method}_{place.path}"
+        text = f"{place.method}{place.path}"
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", text)
     name = re.sub(r"^[^A-Za-z]+", "", words)[:MAX_NAME_CHARS].rstrip("_-")
     return name if re.match(NAME_PATTERN, name) else place.method

@@ -37,12 +37,21 @@ def answer_of(result: CallToolResult) -> str:
 
 def _repeats(part: str, structured: Any) -> bool:
     """Say whether a text is the structured content, or the one value that it wraps."""
-    if structured == {"result": part}:
+    values = [structured]
+    if isinstance(structured, dict) and structured.keys() == {"result"}:
+        values.append(structured["result"])
+    if part in values:
         return True
     try:
-        return bool(json.loads(part) in (structured, (structured or {}).get("result")))
-    except (ValueError, RecursionError, AttributeError):
+        told = json.loads(part)
+        return any(_canonical(told) == _canonical(each) for each in values)
+    except (ValueError, RecursionError):
         return False
+
+
+def _canonical(value: Any) -> str:
+    """Return JSON that is the same for the same value; unlike `==` it tells 1 from true."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _text(block: ContentBlock) -> str:

@@ -52,13 +52,17 @@ class Program:
         self._process: asyncio.subprocess.Process | None = None
 
     @property
-    def last_words(self) -> str:
-        """The end of what it wrote to its standard error, scrubbed; and its status, if it ended."""
+    def status(self) -> str:
+        """How it ended, as words that follow "ended"; nothing if that is not known."""
         process = self._process
-        status = "" if process is None or process.returncode is None else process.returncode
+        known = process is not None and process.returncode is not None
+        return f" with status {process.returncode}" if process and known else ""
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote to its standard error, scrubbed, as the end of a sentence."""
         text = self._scrub(self._said.decode(errors="replace")).strip()[-SHOWN_CHARS:]
-        ended = f" with status {status}" if status != "" else ""
-        return f"{ended}; its last words: {text}" if text else ended
+        return f"; its last words: {text}" if text else ""
 
     @asynccontextmanager
     async def speaking(self, fail: Callable[[Exception], None]) -> AsyncIterator[tuple[Any, Any]]:

@@ -26,6 +26,7 @@ from mcp_types import (
     REQUEST_TIMEOUT,
     CallToolResult,
     Implementation,
+    JSONRPCRequest,
     RequestParamsMeta,
     ToolListChangedNotification,
 )
@@ -41,6 +42,9 @@ from contracts.error import BadInputError, MusterError, UnavailableError
 
 IDEMPOTENCY_META = "muster/idempotency-key"
 """Where a tool call's id stands in the `_meta` of its request."""
+
+MAX_ASKED = 10_000
+"""Requests of a server's own, between two of ours: some ask often for a sign of life."""
 
 MAX_GARBAGE = 1_000
 """Lines that are no MCP, which a server may print in one session: some print a greeting."""
@@ -84,6 +88,7 @@ class Session:
         self._program: Program | None = None
         self._failure: Exception | None = None
         self._named: list[Any] = []
+        self._asked = 0
         self._connecting = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
 
@@ -153,6 +158,7 @@ class Session:
     async def _exchange(self) -> AsyncIterator[Client]:
         """Give out the client; what goes wrong with it is raised as an error of ours."""
         assert self._client is not None
+        self._asked = 0
         current = Exchange()
         token = exchange.set(current)
         try:
@@ -216,8 +222,21 @@ class Session:
         )
 
     def _see(self, message: Any) -> None:
-        """Note how the tools of a list are named: an error of the SDK counts them only."""
-        result = getattr(getattr(message, "message", None), "result", None)
+        """Count a server's own requests; note how the tools of a list are named.
+
+        An error of the SDK says only which place in the list it is about.
+        """
+        content = getattr(message, "message", None)
+        if isinstance(content, JSONRPCRequest):
+            self._asked += 1
+            if self._asked > MAX_ASKED:
+                self._fail(
+                    BadInputError(
+                        f"MCP server {self.endpoint.shown!r} has asked for something "
+                        f"{self._asked:,} times, the limit is {MAX_ASKED:,} times"
+                    )
+                )
+        result = getattr(content, "result", None)
         if isinstance(result, dict) and isinstance(tools := result.get("tools"), list):
             self._named = [each.get("name") if isinstance(each, dict) else None for each in tools]
 
@@ -252,14 +271,14 @@ class Session:
         if self._failure is not None:
             return self._failure
         if self.is_closing and isinstance(error, RuntimeError):  # it ended before it was asked
-            return UnavailableError(f"MCP server {shown!r} ended{self._last_words()}")
+            return self._ended()
         if noted is not None:
             return self._refused(error, noted)
         match error:
             case MusterError() | HttpError() | ModelFaultError():
                 return error
             case MCPError(code=code) if code == CONNECTION_CLOSED:
-                return UnavailableError(f"MCP server {shown!r} ended{self._last_words()}")
+                return self._ended()
             case MCPError(code=code) if code == REQUEST_TIMEOUT:
                 return UnavailableError(f"MCP server {shown!r}: {error}")
             case MCPError(code=code) if code in (INTERNAL_ERROR, PARSE_ERROR):
@@ -296,6 +315,12 @@ class Session:
                 parts = [f"tool {self._named[number]!r}", *others]
         place = ", ".join(str(part) for part in parts)
         return f"{place}: {found['msg']}" if place else found["msg"]
+
+    def _ended(self) -> Exception:
+        status = self._program.status if self._program is not None else ""
+        return UnavailableError(
+            f"MCP server {self.endpoint.shown!r} ended{status}{self._last_words()}"
+        )
 
     def _last_words(self) -> str:
         return self._program.last_words if self._program is not None else ""

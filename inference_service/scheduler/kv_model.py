@@ -224,10 +224,13 @@ class KVModel:
                 yield next(iter(node.holders))
             ahead += node.resident
 
-    @property
-    def unheld_free(self) -> int:
-        """Blocks that the engine can allocate without evicting anything that is held."""
-        return self._blank + max(0, self._resident - self.running - self._held_free)
+    def unheld_free(self, chain: Chain) -> int:
+        """Return the blocks that can be allocated for a context without evicting what is held.
+
+        What is cached of the context itself is none of them: the engine uses it.
+        """
+        own = sum(n.resident for n in set(chain) if not n.running and not n.holders)
+        return self._blank + max(0, self._resident - self.running - self._held_free - own)
 
     def clear(self) -> None:
         """Believe that nothing is cached."""

@@ -80,8 +80,8 @@ class Touches:
         if warmed := self.under_way:
             num_blocks += self._kv.missing_blocks(warmed.chain)
             chain = chain + warmed.chain
-        if num_blocks + 1 >= self._kv.unheld_free:
-            return None
+        if num_blocks + 1 >= self._kv.unheld_free(chain):
+            return None  # something held goes, whichever of it is touched
         for holder in self._kv.at_risk(num_blocks + 1, chain):
             session = sessions[holder]
             idle = session is not for_session and session.state is not State.RUNNING

@@ -14,6 +14,7 @@ from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.error import BadInputError
 from contracts.name import tool_queue
+from muster import telemetry
 from muster.connection import connect
 from muster.settings import Settings
 from muster.stack.namespace import check_namespace
@@ -26,6 +27,7 @@ from store.database import Database
 async def main(settings: Settings) -> None:
     """Run until SIGTERM. Raises BadInputError if namespace or database is not prepared."""
     stop = stop_event()
+    telemetry.export_metrics("tools")
     # After the packages of ours and of the environment, so that a tool module never hides one.
     sys.path += [str(path) for path in settings.tool_path if str(path) not in sys.path]
     client = await connect(settings, role="tools")

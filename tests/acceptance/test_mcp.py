@@ -1,4 +1,4 @@
-"""Whole jobs whose tools are those of MCP servers: pinned, apart by tenant, tried once if refused."""
+"""Whole jobs with the tools of MCP servers: pinned, apart by tenant, tried once if refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ CANARY = "canary-7f3a"
 
 def _agent(mcp: dict[str, Any], **tool: Any) -> AgentSpec:
     return AgentSpec.model_validate(
-        {"name": "clerk", "instructions": "Serve.", "tools": [{"mcp": mcp, **tool}]}
+        {
+            "name": "clerk",
+            "instructions": "Serve.",
+            "tools": [{"mcp": mcp, **tool}],
+            "max_parallel_tool_calls": 2,
+        }
     )
 
 
@@ -59,7 +64,7 @@ async def test_two_tenants_have_the_same_tools_and_servers_of_their_own(
                 ("shop_customer", "finished"),
                 ("shop_who", "finished"),
             ]
-            told.append(rows[1].result["content"])
+            told.append(json.loads(rows[1].result)["content"])
             history = (await handle.fetch_history()).to_json()
             assert CANARY not in history
         assert all("SHOP_TOKEN=[secret]" in each for each in told)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from temporalio.client import Client, WorkflowFailureError
 
 from contracts.agent import AgentSpec, OnFailure, Sampling, ToolRef
 from contracts.name import TOOLS_QUEUE
+from muster.agent_file import parse_agent
 from muster.stack.queue import ACTIVITY, waiting_tasks
 from store.database import Database
 from tests.acceptance.calling import asks, calling, says
@@ -21,6 +24,7 @@ from tests.workflows.stage import progress
 
 DEADLINE_S = 30.0
 LIMIT, CALLS = 2, 6
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tools.md"
 
 
 @pytest.fixture
@@ -98,6 +102,41 @@ async def test_a_group_that_nobody_serves_is_one_error_that_names_its_queue(
                 await handle.result()
             assert str(failed.value.cause) == f"ToolFailedError: tool 'shout' failed: {said}"
         assert await stage.ledger(handle.id) == [], "no attempt was made"
+
+
+async def test_the_group_of_the_guide_is_served_by_a_worker_that_is_told_of_it(
+    temporal_client: Client,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tool, agent and setting stand in the guide as they run here."""
+    section = GUIDE.read_text().partition("\n## Groups: rate and concurrency\n")[2]
+    code = dict(re.findall(r"^```(\w+)\n(.*?)^```$", section.partition("\n## ")[0], re.M | re.S))
+    (tmp_path / "crm.py").write_text(code["python"])
+    monkeypatch.syspath_prepend(tmp_path)
+    [groups] = re.findall(r'MUSTER_TOOL_GROUPS="([^"]+)"', code["console"])
+    clerk = parse_agent(code["yaml"], "clerk.yaml").spec
+    read: list[str] = []
+
+    def model(number: int, prompt: str) -> dict[str, Any]:
+        read.append(prompt)
+        if number == 1:
+            return {"tool": "customer", "arguments": {"number": 7}}
+        return says("Ada.")
+
+    async with (
+        calling(temporal_client, database, model, tool_groups=groups) as stage,
+        asyncio.timeout(DEADLINE_S),
+    ):
+        handle = await stage.start(clerk)
+        await handle.result()
+        history = await handle.fetch_history()
+    assert "Ada, Porto" in read[1]
+    queues = [
+        event.activity_task_scheduled_event_attributes.task_queue.name for event in history.events
+    ]
+    assert queues.count("tools.crm") == 1
 
 
 def test_a_group_is_for_tools_that_our_workers_run() -> None:

@@ -207,7 +207,9 @@ def test_held_context_at_the_head_of_the_queue_is_at_risk() -> None:
     assert list(kv.at_risk(5, [])) == []
     assert list(kv.at_risk(6, [])) == ["a"]
     assert list(kv.at_risk(6, chain)) == [], "its own blocks leave the queue first"
-    assert kv.unheld_free == 5
+    assert kv.unheld_free([]) == kv.unheld_free(chain) == 5
+    kv.release("a", chain)
+    assert (kv.unheld_free([]), kv.unheld_free(chain)) == (10, 5), "what is its own is used"
 
 
 def test_nothing_is_cached_after_the_engine_is_lost() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference_service.scheduler.decision import Dispatch, Prewarm, Refresh
-from inference_service.scheduler.event import KVEvicted, SessionIdle, TouchDone
+from inference_service.scheduler.event import KVEvicted, Node, SessionIdle, StepReady, TouchDone
 from inference_service.scheduler.setting import SchedulerSettings
 from tests.scheduler.life import Life
 from tests.scheduler.step import dispatched, finish, keep, learn, new_life, new_step, next_step
@@ -87,3 +87,17 @@ def test_session_that_is_forgotten_and_comes_back_waits_for_no_touch() -> None:
     life.tell(SessionIdle("a"))
     assert life.tell(new_step("a", 600, is_new=False)) == [Dispatch(("a/0",))]
     life.tell(TouchDone("a", 0))
+
+
+def test_step_waits_for_no_refresh_that_cannot_help() -> None:
+    life = new_life(SchedulerSettings(reserve=False, watermark=1.0), num_blocks=17)
+    life.tell(new_step("dead", 104))  # seven whole blocks with its answer
+    finish(life, "dead", "")
+    keep(life, new_step("kept", 38))  # two
+    keep(life, new_step("a", 129))  # eight, which nobody holds while it waits for a person
+    life.forget("a")
+    life.tell(SessionIdle("a"))
+    path = (Node("a/0", 137), Node("a/1", 230))
+    back = StepReady("a/1", "a", path, max_tokens=8, is_new=False)  # seven blocks beside its own
+    life.tell(back)
+    assert life.scheduler.place_in_line("a/1") is None, "touched or not, one held block goes"

@@ -24,6 +24,8 @@ from tests.workflows.conftest import RollingTemporal
 from tests.workflows.kind_of_job import DIRECTORY, KINDS
 from tests.workflows.stage import Stage
 
+ROOT = DIRECTORY.parents[2]
+
 
 async def histories(names: list[str]) -> dict[str, list[WorkflowHistory]]:
     """Run the named jobs and return their histories, the first run's first."""
@@ -49,7 +51,7 @@ def main() -> None:
     for name, runs in asyncio.run(histories(wanted)).items():
         for number, run in enumerate(runs, 1):
             path = DIRECTORY / f"{name}{f'_{number}' if number > 1 else ''}.json"
-            path.write_text(run.to_json())
+            path.write_text(run.to_json().replace(f"{ROOT}/", ""))  # in stack traces
             sys.stdout.write(f"{path}\n")
 
 

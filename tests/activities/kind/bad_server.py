@@ -50,6 +50,8 @@ def tools(cursor: str | None) -> dict[str, Any]:
         return {"tools": [tool(f"do_{number}") for number in range(2_000)]}
     if way == "twice":
         return {"tools": [tool(), tool()]}
+    if way == "odd name":
+        return {"tools": [tool("do it!")]}
     if way == "pages":
         number = int(cursor or 0)
         return {"tools": [tool(f"do_{number}")], "nextCursor": str(number + 1)}
@@ -78,6 +80,9 @@ def answer(number: int) -> None:
         say(id=99, method="sampling/createMessage", params={"messages": [message], "maxTokens": 9})
         refused = json.loads(sys.stdin.readline())
         say(id=number, result=text(f"refused: {refused['error']['message']}"))
+    elif way == "asks on":
+        for asked in range(100, 100_000):
+            say(id=asked, method="ping")
     elif way in ("changes", "vanishes"):
         say(method="notifications/tools/list_changed")
         say(id=number, result=text("done"))

@@ -204,13 +204,15 @@ def shop(**mcp: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def shop_on_the_web(*more: str) -> AsyncIterator[dict[str, Any]]:
-    """Run the well-behaved server over HTTP."""
+async def shop_on_the_web(
+    *more: str, module: str = "tests.activities.kind.shop_server"
+) -> AsyncIterator[dict[str, Any]]:
+    """Run a well-behaved server over HTTP."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.activities.kind.shop_server",
+        module,
         str(port),
         *more,
         cwd=ROOT,

@@ -151,14 +151,16 @@ async def service() -> AsyncIterator[Service]:
         yield found
 
 
-def document(*, version: str = "3.1.0", **paths: Any) -> dict[str, Any]:
+def document(
+    operations: dict[str, Any] | None = None, *, version: str = "3.1.0", **more: Any
+) -> dict[str, Any]:
     """Return a document; `get_fruit={...}` is the operation `get_fruit`, `GET /fruit`."""
     found: dict[str, Any] = {
         "openapi": version,
         "info": {"title": "Shop", "version": "1"},
         "paths": {},
     }
-    for name, operation in paths.items():
+    for name, operation in {**(operations or {}), **more}.items():
         method, _, rest = name.partition("_")
         item = found["paths"].setdefault(operation.get("path", f"/{rest}"), {})
         given = {key: value for key, value in operation.items() if key != "path"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from activities.error_map import FailureKind
+from activities.error_map import FailureKind, ToolFailure
 from activities.kind.mcp import McpTools
 from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
 from tests.activities.kind.mcp_client import call, describe, failure, opened, program
@@ -59,6 +60,7 @@ async def test_server_that_hangs_at_its_list_is_given_its_time_and_may_come_back
     with pytest.raises(UnavailableError, match=r"list its tools within 0\.5 s") as caught:
         await describe(tools, program("bad_server", "hangs at list", list_timeout=0.5))
     assert "list_timeout" in caught.value.hint
+    assert "status" not in caught.value.message
 
 
 async def test_server_that_dies_at_its_start_has_its_last_words_told_without_secrets(
@@ -114,6 +116,26 @@ async def test_server_that_asks_for_a_sample_is_refused_and_goes_on(tools: McpTo
     assert await call(tools, program("bad_server", "asks"), "do") == (
         "refused: Sampling not supported"
     )
+
+
+async def test_server_that_asks_without_end_is_ended(
+    tools: McpTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.mcp.session.MAX_ASKED", 100)
+    found = await failure(tools, program("bad_server", "asks on"), "do")
+    assert found.kind is FailureKind.PERMANENT
+    assert "has asked for something 101 times, the limit is 100 times" in found.text
+
+
+async def test_server_that_closes_its_input_fails_the_calls_that_wait(tools: McpTools) -> None:
+    mcp = program("bad_server", "deaf")
+    first = asyncio.create_task(failure(tools, mcp, "do"))
+    done: set[asyncio.Task[ToolFailure]] = set()
+    while not done:  # the server closes its input some time after it has read the first call
+        second = asyncio.create_task(failure(tools, mcp, "do"))
+        done, _ = await asyncio.wait({second}, timeout=0.2)
+        second.cancel()
+    assert (await first).kind is FailureKind.TRANSIENT
 
 
 async def test_resources_are_named_and_structured_content_is_json(tools: McpTools) -> None:

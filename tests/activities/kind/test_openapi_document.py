@@ -26,7 +26,7 @@ def build(tree: dict[str, Any], name: str, given: Any = NOTHING) -> Operation:
 
 
 def properties(operation: Operation) -> dict[str, Any]:
-    found = operation.schema.arguments["properties"]
+    found = operation.arguments["properties"]
     assert isinstance(found, dict)
     return found
 
@@ -117,7 +117,7 @@ def test_arguments_are_parameters_and_the_properties_of_the_body() -> None:
     )
     assert operation.schema.name == "post_order"
     assert operation.schema.description == "Order fruit. Pays at once"
-    assert operation.schema.arguments == {
+    assert operation.arguments == {
         "type": "object",
         "properties": {
             "shop": {"type": "string"},
@@ -162,14 +162,14 @@ def test_what_would_hide_something_has_another_name() -> None:
 def test_body_that_is_no_plain_object_is_one_argument(schema: Any) -> None:
     operation = build(document(post_x={"requestBody": body(schema)}), "post_x")
     assert properties(operation) == {"body": schema}
-    assert operation.schema.arguments["required"] == ["body"]
+    assert operation.arguments["required"] == ["body"]
 
 
 def test_optional_body_with_a_required_part_is_one_argument_that_may_be_left_out() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
     operation = build(document(post_x={"requestBody": body(schema, required=False)}), "post_x")
     assert properties(operation) == {"body": schema}
-    assert operation.schema.arguments["required"] == []
+    assert operation.arguments["required"] == []
 
 
 def test_what_the_agent_file_gives_is_not_asked_of_the_model() -> None:
@@ -186,7 +186,7 @@ def test_what_the_agent_file_gives_is_not_asked_of_the_model() -> None:
     )
     operation = build(tree, "get_x", (frozenset({"x-key"}), frozenset({"api_key"})))
     assert list(properties(operation)) == ["q"]
-    assert operation.schema.arguments["required"] == []
+    assert operation.arguments["required"] == []
 
 
 def test_dialect_of_3_0_becomes_json_schema() -> None:
@@ -212,8 +212,8 @@ def test_dialect_of_3_0_becomes_json_schema() -> None:
         "owner": {"anyOf": [{"allOf": [{"$ref": "#/$defs/Owner"}]}, {"type": "null"}]},
         "code": {"type": "string"},
     }
-    assert operation.schema.arguments["required"] == ["kind"]
-    assert operation.schema.arguments["$defs"] == {"Owner": {"type": "string"}}
+    assert operation.arguments["required"] == ["kind"]
+    assert operation.arguments["$defs"] == {"Owner": {"type": "string"}}
 
 
 def test_recursive_schema_stays_a_reference() -> None:
@@ -231,7 +231,7 @@ def test_recursive_schema_stays_a_reference() -> None:
     }
     operation = build(tree, "post_x")
     assert properties(operation)["parts"]["items"] == {"$ref": "#/$defs/a_node"}
-    assert operation.schema.arguments["$defs"] == {
+    assert operation.arguments["$defs"] == {
         "a_node": node
         | {
             "properties": {
@@ -339,6 +339,17 @@ def test_names_fit_whatever_the_document_says() -> None:
     }
 
 
+def test_model_is_told_what_every_grammar_can_keep_and_the_rest_is_checked_at_the_call() -> None:
+    tags = {"type": "array", "items": {"$ref": "#/components/schemas/Tag"}, "uniqueItems": True}
+    tree = document(post_x={"requestBody": body({"type": "object", "properties": {"tags": tags}})})
+    tree["components"] = {"schemas": {"Tag": {"type": "string", "format": "uuid"}}}
+    operation = build(tree, "post_x")
+    told, checked = operation.schema.arguments, operation.arguments
+    assert "uniqueItems" not in json.dumps(told) and "uuid" not in json.dumps(told)
+    assert "uniqueItems" in json.dumps(checked) and "uuid" in json.dumps(checked)
+    assert told["$defs"] == {"Tag_1": {"type": "string"}}
+
+
 def test_path_without_its_parameter_declared_takes_a_text() -> None:
     operation = build(document(get_x={"path": "/x/{id}"}), "get_x")
-    assert operation.schema.arguments["required"] == ["id"]
+    assert operation.arguments["required"] == ["id"]

@@ -25,7 +25,7 @@ def make(
     endpoint: Endpoint | None = None,
     others: tuple[str, ...] = (),
 ) -> HttpRequest:
-    built = build(document(**{name: operation}), name)
+    built = build(document({name: operation}), name)
     endpoint = endpoint or Endpoint(URL, (), ())
     return build_request("x", built, endpoint, given, "job-1/b/1/0", others)
 
