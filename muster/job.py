@@ -24,6 +24,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.agent import AgentSpec
+from contracts.approval import JobWaits
 from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, JobStatus
 from contracts.limit import MAX_START_BYTES
@@ -32,6 +33,7 @@ from contracts.name import (
     AGENT_WORKFLOW,
     AGENTS_QUEUE,
     PROGRESS_QUERY,
+    WAITS_QUERY,
 )
 from muster.job_error import AWAY, explained, refusal
 from muster.job_history import JobHistories
@@ -205,6 +207,16 @@ class Jobs:
             raise BadInputError(
                 f"job {job_id} has already ended: {status}", hint=f"muster show {job_id}"
             )
+
+    async def waits(self, job_id: str) -> JobWaits | None:
+        """Return what a running job waits for from people; None if it cannot be asked now."""
+        try:
+            answer: JobWaits = await self._handle(job_id).query(
+                WAITS_QUERY, result_type=JobWaits, rpc_timeout=QUERY_TIMEOUT
+            )
+        except (RPCError, WorkflowQueryFailedError):
+            return None
+        return answer
 
     async def wait(self, job_id: str) -> None:
         """Wait until a job has ended, however it ends."""

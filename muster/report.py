@@ -15,10 +15,13 @@ from pydantic import JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
-from contracts.job import AgentJobInput, JobStatus, StopReason
+from contracts.agent import AgentSpec
+from contracts.job import AgentJobInput, JobStatus, OpenJobResult, StopReason
 from contracts.llm_step import Usage
 from contracts.message import Frozen
+from contracts.name import OPEN_JOB
 from contracts.plan_job import PlanJobStart
+from muster.decided import Decided, DecisionRow
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
 from muster.turn_row import TimeParts, TurnRow, turn_rows
@@ -53,6 +56,8 @@ class JobReport(Frozen):
     rows: tuple[TurnRow, ...]
     unread: tuple[str, ...] = ()
     """Ids of the messages that it has taken and no LLM step has read."""
+    decisions: tuple[DecisionRow, ...] = ()
+    """What people have decided on it, in order."""
 
     def summary(self) -> dict[str, JsonValue]:
         """Return the one object that `muster run --json` prints."""
@@ -83,10 +88,11 @@ def build_report(
     history has no result.
     """
     first, run, found = None, list[HistoryEvent](), list[Activity]()
-    unread = Unread()
+    unread, decided = Unread(), Decided()
     for events in runs:
         assert events, "a history has at least its first event"
         unread.follow(events)
+        decided.follow(events)
         found += activities(run)
         first, run = first or events[0], list(events)
     assert first, "a job has at least one run"
@@ -134,7 +140,17 @@ def build_report(
         mean_cohort_size=sum(cohorts) / len(cohorts) if cohorts else None,
         rows=tuple(rows),
         unread=result.unread if result else tuple(message.id for message in unread.messages),
+        decisions=decided.rows(
+            _pinned(started.agent, found) if isinstance(started, AgentJobInput) else None,
+            {call.id: call for step in steps for call in step.tool_calls},
+        ),
     )
+
+
+def _pinned(agent: AgentSpec, found: Iterable[Activity]) -> AgentSpec:
+    """Return the agent with the tools that its servers had when the job opened."""
+    opened = (parsed(OpenJobResult, each.result) for each in found if each.name == OPEN_JOB)
+    return agent.pinned(next((each.tools for each in opened if each), ()))
 
 
 def _moment(at_ns: int) -> datetime:

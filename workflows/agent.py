@@ -155,7 +155,7 @@ class AgentWorkflow:
     @workflow.query(name=PROGRESS_QUERY)
     def progress(self) -> JobProgress:
         """Return what the job is doing now."""
-        return self._state.progress()
+        return decision.progress(workflow.info().workflow_id, self._state)
 
     @workflow.update(name=MESSAGE_UPDATE)
     def message(self, message: JobMessage) -> None:

@@ -136,7 +136,7 @@ class PlanWorkflow:
     @workflow.query(name=PROGRESS_QUERY)
     def progress(self) -> JobProgress:
         """Return what the job is doing now."""
-        return self._state.progress()
+        return decision.progress(workflow.info().workflow_id, self._state)
 
     @workflow.query(name=PLAN_QUERY)
     def plan(self) -> PlanProgress:

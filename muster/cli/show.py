@@ -12,9 +12,11 @@ from pydantic import BaseModel
 from rich.console import RenderableType
 
 from contracts.error import BadInputError
+from contracts.job import JobStatus
 from muster.cli.client import open_jobs
 from muster.cli.option import DataDir, JobArgument, Json
 from muster.cli.past_view import size_view, transcript_view
+from muster.cli.people_view import people_view
 from muster.cli.run import link_of, say_end
 from muster.cli.view import console, job_view, json_text
 from muster.cli.watch import watch
@@ -89,10 +91,14 @@ async def _show_report(
 ) -> int:
     report = await jobs.report(job_id)
     link = link_of(settings, job_id)
+    waits = await jobs.waits(job_id) if report.status is JobStatus.RUNNING else None
     if as_json:
-        typer.echo(json_text({**report.model_dump(mode="json"), "temporal_ui": link or None}))
+        now = {"waits": waits.model_dump(mode="json") if waits else None}
+        typer.echo(
+            json_text({**report.model_dump(mode="json"), **now, "temporal_ui": link or None})
+        )
     else:
-        console().print(job_view(report, link))
+        console().print(job_view(report, link, people_view(report, waits)))
     return say_end(report) if wait else 0
 
 

@@ -164,15 +164,15 @@ def job_table(rows: Sequence[JobRow], now: datetime) -> RenderableType:
     return table
 
 
-def job_view(report: JobReport, link: str) -> RenderableType:
-    """Return all that people see of one job: head, turns, answer or end, time, link."""
+def job_view(report: JobReport, link: str, people: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return all that people see of one job: head, turns, `people`, answer or end, time, link."""
     state = Text(report.status.value, style=_STYLES[report.status])
     head = Text.assemble(
         ("job ", "bold"), report.job_id, "  ", state, "  ", report.agent or "?", " on ",
         report.model or "?", f"  started {report.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
         f"  {show_duration(report.wall_s)}",
     )  # fmt: skip
-    parts: list[RenderableType] = [head, _totals(report), _turn_table(report)]
+    parts: list[RenderableType] = [head, _totals(report), _turn_table(report), *people]
     if report.answer is not None:
         title = "last answer" if report.status is JobStatus.STOPPED else "answer"
         parts += [Text(title, style="bold"), Text(printable(report.answer)), Text()]
