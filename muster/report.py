@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.job import AgentJobInput, JobStatus, StopReason
 from contracts.llm_step import Usage
-from contracts.message import Frozen
+from contracts.message import Frozen, is_false
 from contracts.plan_job import PlanJobStart
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
@@ -32,6 +32,8 @@ class JobReport(Frozen):
 
     job_id: str
     agent: str | None
+    """Or the plan's name."""
+    is_plan: bool = Field(False, exclude_if=is_false)
     model: str | None
     tenant: str | None
     status: JobStatus
@@ -110,6 +112,7 @@ def build_report(
     return JobReport(
         job_id=job_id,
         agent=started.name if started else None,
+        is_plan=isinstance(started, PlanJobStart),
         model=started.model if started else None,
         tenant=started.tenant if started else None,
         status=ending.status,

@@ -15,12 +15,14 @@ from contracts.error import BadInputError
 from muster.cli.client import open_jobs
 from muster.cli.option import DataDir, JobArgument, Json
 from muster.cli.past_view import size_view, transcript_view
+from muster.cli.plan_view import node_table
 from muster.cli.run import link_of, say_end
 from muster.cli.view import console, job_view, json_text
 from muster.cli.watch import watch
 from muster.history_size import history_size
 from muster.job import Jobs
 from muster.job_id import check_job_id
+from muster.plan_job import PlanJobs
 from muster.settings import Settings, load_settings
 from muster.transcript import read_transcript
 
@@ -89,9 +91,15 @@ async def _show_report(
 ) -> int:
     report = await jobs.report(job_id)
     link = link_of(settings, job_id)
+    plan = await PlanJobs(jobs).progress(job_id) if report.is_plan else None
     if as_json:
-        typer.echo(json_text({**report.model_dump(mode="json"), "temporal_ui": link or None}))
+        shown = {**report.model_dump(mode="json"), "temporal_ui": link or None}
+        if report.is_plan:
+            shown["plan"] = plan.model_dump(mode="json") if plan else None
+        typer.echo(json_text(shown))
     else:
+        if plan is not None:
+            console().print(node_table(plan), "")
         console().print(job_view(report, link))
     return say_end(report) if wait else 0
 
