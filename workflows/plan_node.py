@@ -117,8 +117,10 @@ class NodeRunner:
         self._hold.begin_part()
         try:
             await self._run(Work(path, self._progress.node(path), self._progress.state(path)))
-        finally:
+        except (Exception, asyncio.CancelledError):  # a job dropped from memory counts nothing
             self._hold.end_part()
+            raise
+        self._hold.end_part()
 
     async def _run(self, work: Work) -> None:
         progress, path, node, state = self._progress, work.path, work.node, work.state
