@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.agent import AgentSpec
 from contracts.job import AgentJobInput, JobStatus, OpenJobResult, StopReason
 from contracts.llm_step import Usage
-from contracts.message import Frozen
+from contracts.message import Frozen, is_false
 from contracts.name import OPEN_JOB
 from contracts.plan_job import PlanJobStart
 from muster.decided import Decided, DecisionRow
@@ -35,6 +35,8 @@ class JobReport(Frozen):
 
     job_id: str
     agent: str | None
+    """Or the plan's name."""
+    is_plan: bool = Field(False, exclude_if=is_false)
     model: str | None
     tenant: str | None
     status: JobStatus
@@ -116,6 +118,7 @@ def build_report(
     return JobReport(
         job_id=job_id,
         agent=started.name if started else None,
+        is_plan=isinstance(started, PlanJobStart),
         model=started.model if started else None,
         tenant=started.tenant if started else None,
         status=ending.status,
