@@ -3,8 +3,8 @@
 A stream is made by looking: it costs nothing while nobody follows, holds no step back, and one that
 begins late, or again, tells all from the step's beginning. A step may be sampled more than once
 (a repair, a retry after a crash); each time is an *attempt* at its text, and a new one makes what
-was told of the step before void. What a reader has of a step after its `ended` is the text as it was
-committed.
+was told of the step before void. What a reader has of an answer at its `ended` is the text as it
+was committed.
 """
 
 from __future__ import annotations

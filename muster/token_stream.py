@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
-
-import httpx
 
 RETRY_EVERY_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
@@ -57,8 +56,23 @@ class Draft:
         self._attempts.clear()
 
 
+@asynccontextmanager
+async def drafting(url: str, job_id: str, *, on: bool = True) -> AsyncIterator[Draft]:
+    """Read along while the block runs; with `on` false the draft stays empty."""
+    draft = Draft()
+    reading = asyncio.create_task(read_draft(url, job_id, draft)) if on else None
+    try:
+        yield draft
+    finally:
+        if reading:
+            reading.cancel()
+            await asyncio.wait({reading})
+
+
 async def read_draft(url: str, job_id: str, draft: Draft) -> None:
     """Keep `draft` at what the job writes, until cancelled; `url` is the service's."""
+    import httpx  # here, since most commands follow no job
+
     address = f"{url.rstrip('/')}/jobs/{quote(job_id, safe='')}/stream"
     timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=SILENCE_S)
     async with httpx.AsyncClient(timeout=timeout) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,10 +12,23 @@ from rich.text import Text
 
 from contracts.job import JobProgress
 from muster.cli.view import console, printable
-from muster.token_stream import Draft
+from muster.job import Jobs
+from muster.settings import Settings
+from muster.stack.state import locate
+from muster.token_stream import Draft, drafting
 
 MAX_DRAFT_CHARS = 8_000
 """Of what is being written; no terminal shows half a page more."""
+
+
+async def watch_job(settings: Settings, jobs: Jobs, job_id: str, *, quiet: bool = False) -> None:
+    """Show a job's progress until it ends, in a terminal also what it writes."""
+    url, is_seen = locate(settings).inference_url, console(stderr=True).is_terminal
+    async with (
+        aclosing(jobs.progress(job_id)) as progress,
+        drafting(url, job_id, on=is_seen) as draft,
+    ):
+        await watch(progress, draft=draft, quiet=quiet)
 
 
 async def watch(
