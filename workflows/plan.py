@@ -224,13 +224,14 @@ class PlanWorkflow:
         """Find the plan's tools, so that a plan with wrong ones fails before it begins."""
         if not self._plan.tools and not self._plan.agents:
             return ()
+        agent, tenant = tool_agent(self._plan), self._job.tenant
         try:
             opened: OpenJobResult = await workflow.execute_activity(
                 OPEN_JOB,
-                OpenJobInput(job_id=workflow.info().workflow_id, agent=tool_agent(self._plan)),
+                OpenJobInput(job_id=workflow.info().workflow_id, agent=agent, tenant=tenant),
                 result_type=OpenJobResult,
                 summary=text.summary(f"open job of plan {self._plan.name}"),
-                **option.open_job_options(self._as_agent_job, self._time_left()),
+                **option.open_job_options(self._as_agent_job, self._time_left(), agent),
             )
         except ActivityError as error:
             if is_cancelled_exception(error):
