@@ -21,11 +21,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import JsonValue
 
 from contracts.job import AgentJobInput, AgentJobResult, Spent
+from contracts.limit import INLINE_RESULT_BYTES
 from contracts.llm_step import Divergence, LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
 from contracts.message import BlobRef, Frozen, ToolCall
 from contracts.name import AGENT_WORKFLOW, CALL_TOOL, LLM_STEP, TASK
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
 from muster.history import Activity, ActivityState, elapsed_s, parsed
+
+PREVIEW_CHARS = 500
+"""Of a large result that a remote activity gave."""
 
 
 class TimeParts(Frozen):
@@ -251,8 +255,15 @@ def _remote_row(
         failure=activity.failure,
         total_s=elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns),
         outcome=ToolOutcome.OK if activity.state is ActivityState.COMPLETED else None,
-        content=activity.text,
+        content=_preview(activity.text),
     )
+
+
+def _preview(text: str | None) -> str | None:
+    """Return a result as a report holds it: of a large one its beginning."""
+    if text is None or len(text) <= INLINE_RESULT_BYTES:
+        return text
+    return f"{text[:PREVIEW_CHARS]}…\n[of {len(text):,} characters; the history has the whole]"
 
 
 def _tool_row(
