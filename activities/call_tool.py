@@ -33,6 +33,7 @@ from activities.error_map import (
     trace,
 )
 from activities.execution import ToolExecution
+from activities.metric import record_attempt
 from activities.output import output_of
 from activities.result import Rendered
 from activities.tool import WrongArgumentsError
@@ -100,9 +101,12 @@ class CallTool:
             async with _heartbeats():
                 outcome = await self._run(request, claim)
         except asyncio.CancelledError:
+            record_attempt(request.call.tool, "cancelled", time.monotonic() - started)
             await self._close_cancelled(request, claim)
             raise
         duration_s = time.monotonic() - started
+        ended_as = ToolOutcome.OK if isinstance(outcome, _Answer) else outcome.kind
+        record_attempt(request.call.tool, ended_as.value, duration_s)
         if isinstance(outcome, _Answer):
             return await self._commit(request, claim, ToolOutcome.OK, outcome, duration_s)
         failure = _settle(request, claim, outcome)
@@ -123,7 +127,7 @@ class CallTool:
             lost = f"its worker was lost {claim.lost} times while it ran"
             return ToolFailure(FailureKind.PERMANENT, f"{lost}, the limit is {MAX_LOST_ATTEMPTS}")
         try:
-            tool = await self._toolbox.load(request.tool)
+            tool = await self._toolbox.load(request.tool, request.tenant)
             work = tool.bind(request.call.arguments, request.call.id)
         except WrongArgumentsError as error:
             return ToolFailure(FailureKind.MODEL, bounded(self._scrub(str(error))))

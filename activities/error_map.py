@@ -26,6 +26,7 @@ from typing import Any
 
 from temporalio.exceptions import ApplicationError
 
+from activities.tool import ModelFaultError
 from contracts.error import LimitExceededError, MusterError
 
 MAX_TEXT_CHARS = 4_000
@@ -136,7 +137,7 @@ def describe(error: BaseException, scrub: Scrub = str) -> str:
         message = scrub(str(error))
     except Exception as broken:
         message = f"(its message cannot be made: {type(broken).__name__})"
-    if isinstance(error, MusterError):
+    if isinstance(error, (MusterError, ModelFaultError)):
         return bounded(message)
     return bounded(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 

@@ -25,13 +25,16 @@ from contracts.agent import (
     ToolRef,
     ToolSchema,
 )
-from contracts.error import BadInputError, LimitExceededError, MusterError
+from contracts.error import BadInputError, LimitExceededError, MusterError, UnavailableError
 from contracts.job import OpenJobInput, OpenJobResult
 from contracts.limit import MAX_TOOLS, MAX_TOOLSET_BYTES
 from contracts.message import ContextRef, Message, Role
 from contracts.name import OPEN_JOB, TASK
 from store.context import ContextStore
 from store.database import Database
+
+MAX_ATTEMPTS = 5
+"""Attempts at a job's opening before a server that does not tell its tools fails it."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class OpenJob:
         """Load every tool, store instructions, examples and tool schemas; return their names."""
         try:
             check_rules(job.agent)
-            tools = await self._find_tools(job.agent)
+            tools = await self._find_tools(job.agent, job.tenant)
             agent = job.agent.pinned(tools.pinned)
             _check_names(agent)
             schemas = [*tools.schemas, *(_schema_of(each) for each in agent.agents)]
@@ -63,11 +66,11 @@ class OpenJob:
             context=ContextRef(head=head), toolset=toolset, tools=tuple(tools.pinned)
         )
 
-    async def _find_tools(self, agent: AgentSpec) -> _Tools:
+    async def _find_tools(self, agent: AgentSpec, tenant: str) -> _Tools:
         """Return what the model is told of the agent's tools; its servers are asked now."""
         found = _Tools()
         for place, ref in enumerate(agent.tools):
-            served = await self._describe(ref)
+            served = await self._describe(ref, tenant)
             if not ref.is_server:
                 found.schemas.append(served[0].schema)
                 continue
@@ -79,10 +82,16 @@ class OpenJob:
                 found.pinned.append(PinnedTool(name=name, server=place, remote=each.remote))
         return found
 
-    async def _describe(self, ref: ToolRef) -> list[ServedTool]:
+    async def _describe(self, ref: ToolRef, tenant: str) -> list[ServedTool]:
         """Return what a source says of its tools, without the secrets that it was asked with."""
         try:
-            served = await self._toolbox.describe(ref)
+            served = await self._toolbox.describe(ref, tenant)
+        except UnavailableError as error:
+            if activity.info().attempt < MAX_ATTEMPTS:
+                raise
+            raise BadInputError(
+                f"{error.message} (gave up after {MAX_ATTEMPTS} attempts)", hint=error.hint
+            ) from None
         except MusterError:
             raise
         except Exception as error:  # a bug in a kind, or in what it is built on

@@ -124,7 +124,7 @@ def _items(container: Any) -> Iterator[Any]:
 
 def _not_text(tool: str, value: Any, reason: str) -> ToolResultError:
     return ToolResultError(
-        f"tool {tool!r} returned a {type(value).__name__} that cannot become text: {reason[:500]}",
+        f"tool {tool!r} returned a {type(value).__name__} that cannot become text: {reason}",
         hint="return str, or plain data: dict, list, numbers, a dataclass or a pydantic model",
     )
 

@@ -11,7 +11,11 @@ from pydantic import JsonValue
 from contracts.agent import ToolRef, ToolSchema
 
 
-class WrongArgumentsError(ValueError):
+class ModelFaultError(ValueError):
+    """The tool says no to what the model asks, and would again; the text is for the model."""
+
+
+class WrongArgumentsError(ModelFaultError):
     """The model's arguments do not fit the tool; the text says what was expected."""
 
 

@@ -7,6 +7,8 @@ from typing import Self
 
 from activities.kind.activity import ActivityTools
 from activities.kind.function import FunctionTools
+from activities.kind.mcp import McpTools
+from activities.kind.openapi import OpenApiTools
 from activities.kind.sql import SqlTools
 from activities.secret import Secrets
 from activities.tool import LoadedTool, ServedTool, ToolKind
@@ -22,8 +24,10 @@ class Toolbox:
 
     def __init__(self) -> None:
         self.secrets = Secrets()
+        self._servers = McpTools(self.secrets)
         self._kinds: dict[str, ToolKind] = {
             "function": FunctionTools(),
+            "openapi": OpenApiTools(self.secrets),
             "sql": SqlTools(self.secrets),
             "activity": ActivityTools(),
         }
@@ -36,20 +40,26 @@ class Toolbox:
         """Close every kind."""
         for kind in self._kinds.values():
             await kind.close()
+        await self._servers.close()
 
-    async def describe(self, ref: ToolRef) -> Sequence[ServedTool]:
-        """Return what the model is told of a tool, or of the tools of a server."""
-        return await self._kind(ref).describe(ref)
+    async def describe(self, ref: ToolRef, tenant: str) -> Sequence[ServedTool]:
+        """Return what the model is told of a tool, or of the tools of a server, as a tenant has it.
 
-    async def load(self, ref: ToolRef) -> LoadedTool:
-        """Return a tool ready to be called; raises MusterError."""
-        return await self._kind(ref).load(ref)
+        Raises MusterError.
+        """
+        return await self._kind(ref, tenant).describe(ref)
 
-    def _kind(self, ref: ToolRef) -> ToolKind:
+    async def load(self, ref: ToolRef, tenant: str) -> LoadedTool:
+        """Return a tool ready to be called for a tenant; raises MusterError."""
+        return await self._kind(ref, tenant).load(ref)
+
+    def _kind(self, ref: ToolRef, tenant: str) -> ToolKind:
+        if ref.mcp:
+            return self._servers.of(tenant)
         kind = self._kinds.get(ref.kind)
         if kind is None:
             raise BadInputError(
                 f"tool {ref.shown!r}: this version has no tools of kind {ref.kind!r}",
-                hint=f"the kinds are {', '.join(self._kinds)}",
+                hint=f"the kinds are {', '.join((*self._kinds, 'mcp'))}",
             )
         return kind

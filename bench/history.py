@@ -61,7 +61,7 @@ WINDOW = 2
 MIN_TURNS = 50
 """With fewer, the window around the 10th of a hundred holds the opening."""
 
-AT = (100, 1_000)
+AT = (100, 1_000, 4_000)
 """Turns at which resident memory is told."""
 
 GIVE_UP = timedelta(minutes=10)
@@ -148,6 +148,7 @@ async def _muster(
         turns_done = await _turns_of(job) or held[-1].turn
         held.append(Held(turns_done, stack.rss_mb("agents"), _rss_mb(service)))
     try:
+        held.append(Held(ended.result()["turns"], stack.rss_mb("agents"), _rss_mb(service)))
         completed = ended.result()["stop_reason"] == StopReason.ANSWERED
         failure = None if completed else str(ended.result()["stop_reason"])
     except WorkflowFailureError as error:

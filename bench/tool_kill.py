@@ -114,7 +114,7 @@ async def measure(address: str, database_url: str, kills: int, seed: int) -> dic
     chance, model = random.Random(seed), f"payer-{uuid4().hex[:8]}"
     client, database = await connect_to(address), Database(database_url)
     with payment_server() as url, tempfile.TemporaryDirectory() as data_dir:
-        worker = ToolWorker(_environment(address, database_url, url, data_dir))
+        worker = ToolWorker(worker_environment(address, database_url, data_dir) | {SERVER: url})
         async with _agents_and_model(client, database, model), httpx.AsyncClient() as http:
             worker.start()
             jobs = [asyncio.create_task(_jobs_until(client, model, done := asyncio.Event()))]
@@ -139,14 +139,14 @@ async def measure(address: str, database_url: str, kills: int, seed: int) -> dic
     return {"kills": kills, "seed": seed, "wall_s": time.monotonic() - begun, **figures}
 
 
-def _environment(address: str, database_url: str, url: str, data_dir: str) -> dict[str, str]:
+def worker_environment(address: str, database_url: str, data_dir: str) -> dict[str, str]:
+    """Return the environment of a worker of these servers that finds the benchmarks' tools."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
     return ours | {
         "MUSTER_TEMPORAL_ADDRESS": address,
         "MUSTER_DATABASE_URL": database_url,
         "MUSTER_DATA_DIR": data_dir,
         "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-        SERVER: url,
     }
 
 

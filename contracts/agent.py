@@ -26,6 +26,7 @@ from contracts.limit import (
     MAX_TOOLS,
 )
 from contracts.message import Frozen, Message, is_empty, is_none
+from contracts.name import tool_queue
 from contracts.tool_source import (
     Duration,
     McpServer,
@@ -98,6 +99,9 @@ class ToolPolicy(UsePolicy):
     """Schedule to start: how long a call may wait for a tool worker."""
     retry: RetryPolicy = RetryPolicy()
     max_result_bytes: int = Field(MAX_TOOL_RESULT_BYTES, ge=1, le=HARD_TOOL_RESULT_BYTES)
+    group: Name | None = Field(None, exclude_if=is_none)
+    """Group of tools whose rate and concurrency the tool workers are told: a task queue of its
+    own."""
 
 
 class ToolRef(ToolPolicy):
@@ -142,6 +146,11 @@ class ToolRef(ToolPolicy):
         return self.remote or ("sql" if self.sql else "")
 
     @property
+    def queue(self) -> str:
+        """Task queue on which its calls wait."""
+        return self.activity.queue if self.activity else tool_queue(self.group)
+
+    @property
     def shown(self) -> str:
         """What names this tool to the people who wrote the agent."""
         return self.function or self.tool_name or self.origin
@@ -165,6 +174,11 @@ class ToolRef(ToolPolicy):
             raise ValueError(f"`tools` and `remote` name tools of a server; this is a {given[0]}")
         if self.tools and self.remote:
             raise ValueError("`tools` chooses several of a server's tools, `remote` names one")
+        if self.group and self.activity:
+            raise ValueError(
+                "`group` is for tools that Muster's tool workers run; an activity has its `queue`, "
+                "whose rate its own workers set"
+            )
         if not self.is_server and not re.match(NAME_PATTERN, self.tool_name):
             raise ValueError(f"{self.tool_name!r} is no name for a tool; give it a `name`")
         return self

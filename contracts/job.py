@@ -27,6 +27,11 @@ class AgentJobInput(Frozen):
     priority: int = Field(3, ge=1, le=5)
     deadline: AwareDatetime | None = None
 
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.agent.name
+
 
 class JobStatus(StrEnum):
     """How a job stands, as people see it."""
@@ -72,6 +77,8 @@ class AgentJobResult(Frozen):
     """Time of its LLM steps in the engine, in seconds."""
     waited_s: float = Field(0.0, exclude_if=_is_zero)
     """Time during which it waited for people alone: for approval, or paused; in seconds."""
+    unread: tuple[str, ...] = Field((), exclude_if=is_empty)
+    """Ids of the messages that it had taken and no LLM step has read, since a limit ended it."""
 
 
 class Spent(Frozen):
@@ -94,13 +101,17 @@ class JobMessage(Frozen):
 
 
 class JobProgress(Frozen):
-    """Answer of the `progress` query: what the job is doing now, in one line."""
+    """Answer of the `progress` query: what the job is doing now, in one line.
+
+    `waits` is what it waits for from people, be it beside other things, and how they give it.
+    """
 
     turns: int
     llm_steps: int
     tool_calls: int
     doing: str
     usage: Usage
+    waits: str = ""
 
 
 class OpenJobInput(Frozen):
@@ -108,6 +119,7 @@ class OpenJobInput(Frozen):
 
     job_id: str
     agent: AgentSpec
+    tenant: str = "default"
 
 
 class OpenJobResult(Frozen):

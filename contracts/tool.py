@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from pydantic import Field
+from pydantic_core import from_json, to_json
 
 from contracts.agent import ToolRef
 from contracts.message import BlobRef, Frozen, ToolCall, is_none
@@ -24,6 +25,7 @@ class CallToolInput(Frozen):
     job_id: str
     call: ToolCall
     tool: ToolRef
+    tenant: str = "default"
 
 
 class CallToolResult(Frozen):
@@ -38,3 +40,25 @@ class CallToolResult(Frozen):
     blob: BlobRef | None = Field(None, exclude_if=is_none)
     duration_s: float
     """Seconds inside the tool itself, in the attempt that counted."""
+
+
+def remote_text(data: bytes) -> str:
+    """Return what the model reads of a result in JSON: text as it is, all else as compact JSON.
+
+    Raises ValueError for what is no JSON.
+    """
+    value = from_json(data)
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+class KeepResultInput(Frozen):
+    """Input of the `keep_result` activity: a large result that another worker's activity gave."""
+
+    content: str
+
+
+class KeptResult(Frozen):
+    """Result of the `keep_result` activity: what the store keeps, and a preview for people."""
+
+    preview: str
+    blob: BlobRef

@@ -24,6 +24,7 @@ from inference_service.cache_watch import CacheWatch
 from inference_service.engine.protocol import Capability, Engine
 from inference_service.failure import StaleStepError
 from inference_service.generation import Generation, StopCause
+from inference_service.gpu_ledger import Fate, GPULedger
 from inference_service.leaf import Leaf, Leaves
 from inference_service.scheduler.decision import Abort, Dispatch, Prewarm, Refresh, Reject, Shed
 from inference_service.scheduler.event import (
@@ -92,7 +93,9 @@ class Dispatcher:
         self.on_fault = on_fault
         self.tally = Tally()
         self.last_cohorts: deque[Cohort] = deque(maxlen=SHOWN_COHORTS)
-        self.touches = Touches(engine, self._touched)
+        self.gpu = GPULedger(clock(), tells_steps=Capability.STEPS in engine.capabilities)
+        engine.on_step = lambda step: self.gpu.stepped(step, self.now())
+        self.touches = Touches(engine, self._touched, self.gpu, clock)
         self.last_output_s = clock()
         """When the engine last gave a token, or was given its first work after a pause."""
         self._scheduler = scheduler
@@ -109,6 +112,7 @@ class Dispatcher:
         """Tell that the step can go to the engine; `generation.dispatched` is set when it may."""
         generation.ready_s = self.now()
         generation.leaf = leaf = self._leaves.take(generation.step, prompt)
+        generation.known_tokens = prompt.kept
         self._tell(step_ready(generation, leaf, self._watch.ready(leaf, prompt)))
         self._known[generation.step_id] = generation
         for dropped in self._leaves.excess():
@@ -169,6 +173,11 @@ class Dispatcher:
         self._leaves.release(leaf)
         if for_good or is_lost or leaf.is_over:
             self._end(leaf)
+
+    def settle(self, generation: Generation, *, is_kept: bool) -> None:
+        """Tell the GPU ledger what became of the engine's work: only the last sample is kept."""
+        for place, request in enumerate(reversed(generation.samples)):
+            self.gpu.settle(request, Fate.KEPT if is_kept and not place else Fate.WASTED)
 
     def hint(self, job: str, state: SessionState) -> None:
         """Tell what became of a job's sessions; one with a step here is told of after it."""
@@ -288,6 +297,8 @@ class Dispatcher:
                 case Prewarm(session, num_tokens):
                     self.touches.overhead.prewarms += 1
                     self._touch(session, num_tokens)
+        ready, in_engine = self._scheduler.counts()
+        self.gpu.line(is_ready=ready > 0, is_entering=in_engine > 0, now=now)
         self._set_timer(now)
         self.notify_window()
 

@@ -54,6 +54,10 @@ class Generation:
     late_cached_tokens: int = 0
     """What the engine said at the end of the first sample, where it says so only there."""
     cohort_size: int = 0
+    known_tokens: int = 0
+    """How many of the prompt's first tokens the session had computed before."""
+    samples: list[str] = field(default_factory=list[str])
+    """The engine requests made for it, the last one's answer being the step's, if any."""
     leaf: Leaf | None = None
     dispatched: asyncio.Event = field(default_factory=asyncio.Event)
     rejection: MusterError | None = None

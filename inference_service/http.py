@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from inference_service.engine.protocol import EngineCapacity, EngineDeadError
 from inference_service.service import InferenceService
 
 
-def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity) -> Starlette:
+def http_app(
+    service: InferenceService, *, model: str, capacity: EngineCapacity, metrics: CollectorRegistry
+) -> Starlette:
     """Return the ASGI application.
 
     `GET /health`: 200 `{"status": "ok"}`, or 503 with the reason.
@@ -27,8 +31,11 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
     from their session; `template_defect` says why, where the chat template is not append-only.
 
     `GET /cohorts`: the scheduler's view (`SchedulerView`), the last cohorts (newest last), what the
-    engine tells of its prefix cache, and the account that refreshes and prewarms go to
-    (`overhead`; its `computed_tokens` are the `overhead_tokens` of `/stats`).
+    engine tells of its prefix cache, the account that refreshes and prewarms go to (`overhead`; its
+    `computed_tokens` are the `overhead_tokens` of `/stats`), and where the engine's wall time went
+    (`gpu`: a `GPUAccount`, in seconds, and its `opportunity`).
+
+    `GET /metrics`: what `metrics` holds, in Prometheus' text format.
     """
 
     async def health(_: Request) -> JSONResponse:
@@ -53,8 +60,18 @@ def http_app(service: InferenceService, *, model: str, capacity: EngineCapacity)
     async def cohorts(_: Request) -> JSONResponse:
         return JSONResponse(_cohorts(service))
 
+    async def collect(_: Request) -> Response:
+        # Off the event loop: collecting looks at the service from outside.
+        text = await asyncio.to_thread(generate_latest, metrics)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
     return Starlette(
-        routes=[Route("/health", health), Route("/stats", stats), Route("/cohorts", cohorts)]
+        routes=[
+            Route("/health", health),
+            Route("/stats", stats),
+            Route("/cohorts", cohorts),
+            Route("/metrics", collect),
+        ]
     )
 
 
@@ -87,7 +104,7 @@ async def _stats(service: InferenceService) -> dict[str, Any]:
 def _cohorts(service: InferenceService) -> dict[str, Any]:
     dispatcher, cache = service.dispatcher, service.engine.cache
     now = dispatcher.now()
-    overhead = dispatcher.touches.overhead
+    overhead, gpu = dispatcher.touches.overhead, dispatcher.gpu.account(now)
     return {
         "scheduler": asdict(dispatcher.view()),
         "last_cohorts": [
@@ -99,6 +116,7 @@ def _cohorts(service: InferenceService) -> dict[str, Any]:
         else {"block_size": cache.block_size, "is_degraded": cache.is_degraded},
         "sessions": dispatcher.num_sessions,
         "overhead": asdict(overhead) | {"computed_tokens": overhead.computed_tokens},
+        "gpu": asdict(gpu) | {"opportunity": gpu.opportunity},
         "tokens": {
             "prompt": dispatcher.tally.prompt_tokens,
             "cached": dispatcher.tally.cached_tokens,

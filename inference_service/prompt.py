@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -33,13 +35,20 @@ class InvalidOutputError(MusterError):
 
 
 def chat_messages(
-    messages: Sequence[Message], toolset: Toolset, *, has_tool_role: bool = True
+    messages: Sequence[Message],
+    toolset: Toolset,
+    *,
+    has_tool_role: bool = True,
+    must_alternate: bool = False,
 ) -> list[ChatMessage]:
     """Return the chat template's input; tools are told at the end of the first system message.
 
-    Where the template has no tool role, a tool's result is told as a user's message.
+    Where the template has no tool role, a tool's result is told as a user's message; where it wants
+    user and assistant in turn, messages of one role that follow each other become one.
     """
     chat = [_chat_message(message, has_tool_role) for message in messages]
+    if must_alternate:
+        chat = _joined(chat)
     if toolset:
         told = _tool_list(toolset)
         if chat and chat[0]["role"] == Role.SYSTEM:
@@ -123,6 +132,13 @@ def _chat_message(message: Message, has_tool_role: bool) -> ChatMessage:
     return {"role": message.role.value, "content": message.content}
 
 
+def _joined(chat: Sequence[ChatMessage]) -> list[ChatMessage]:
+    return [
+        {"role": role, "content": "\n\n".join(message["content"] for message in same)}
+        for role, same in groupby(chat, key=itemgetter("role"))
+    ]
+
+
 def _tool_list(toolset: Toolset) -> str:
     tools = toolset.values()
     lines = [f"- {t.name}({_signature(t.arguments)}): {t.description}" for t in tools]
@@ -130,7 +146,7 @@ def _tool_list(toolset: Toolset) -> str:
 
 
 def _signature(schema: dict[str, JsonValue]) -> str:
-    properties = schema.get("properties")
+    properties = schema.get("properties", {})
     assert isinstance(properties, dict), schema
     parts = []
     for name, prop in properties.items():

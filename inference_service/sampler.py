@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -76,6 +77,7 @@ class Sampler:
             json_schema=schema,
             priority=generation.step.hints.priority,
         )
+        known = len(prompt) if number else generation.known_tokens
         step = generation.step
         with _TRACER.start_as_current_span(
             f"{OPERATION} {step.model}",
@@ -88,7 +90,8 @@ class Sampler:
                 "muster.cohort_size": generation.cohort_size,
             },
         ) as span:
-            sample = await self._drain(generation, request)
+            with self._accounted(generation, request, known):
+                sample = await self._drain(generation, request)
             span.set_attributes(
                 {
                     "gen_ai.usage.input_tokens": len(prompt),
@@ -98,11 +101,29 @@ class Sampler:
             )
             return sample
 
+    @contextmanager
+    def _accounted(
+        self, generation: Generation, request: EngineRequest, num_known: int
+    ) -> Iterator[None]:
+        """Keep the GPU ledger's book of one request; what becomes of it is settled later."""
+        gpu, now = self._dispatcher.gpu, self._dispatcher.now
+        generation.samples.append(request.request_id)
+        gpu.entered(
+            request.request_id,
+            num_prompt=len(request.prompt_token_ids),
+            num_known=num_known,
+            now=now(),
+        )
+        try:
+            yield
+        finally:
+            gpu.ended(request.request_id, now())
+
     async def _drain(self, generation: Generation, request: EngineRequest) -> Sample:
         """Take the request's pieces to the last, within the gaps."""
         generation.phase = StepPhase.PREFILL
         token_ids: array[int] = array("i")
-        before = generation.usage
+        before, gpu = generation.usage, self._dispatcher.gpu
         async with aclosing(self._engine.generate(request)) as pieces:
             while True:
                 gap_s = self._token_gap_s if token_ids else self._first_token_gap_s
@@ -126,8 +147,11 @@ class Sampler:
                     generation.phase = StepPhase.DECODE
                     at_once = Capability.CACHED_TOKENS_AT_ONCE in self._engine.capabilities
                     cached = piece.num_cached_tokens if at_once else None
+                    gpu.first_token(request.request_id, self._dispatcher.now())
                     self._dispatcher.first_token(generation, cached)
                 if piece.finish_reason is not None:
+                    if Capability.CACHED_TOKENS in self._engine.capabilities:
+                        gpu.cached(request.request_id, piece.num_cached_tokens)
                     if not before.prompt_tokens:
                         generation.late_cached_tokens = piece.num_cached_tokens
                     assert piece.timing is not None

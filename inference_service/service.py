@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 
 from contracts.error import BadInputError, UnavailableError
@@ -56,6 +57,8 @@ class InferenceService:
         """Set when the engine is gone: the process should leave and be started again."""
         self.trouble = ""
         """Why the engine cannot serve any more, though it may look alive."""
+        self.on_finished: Callable[[Generation, LLMStepResult], object] = lambda *_: None
+        """Called for each step that was generated and committed here."""
         self.sessions = Sessions(engine.tokenizer, contexts)
         self._ledger = ledger
         self._live: dict[str, Generation] = {}
@@ -182,6 +185,8 @@ class InferenceService:
         error = task.exception()
         if isinstance(error, EngineDeadError):
             self._lose_engine(str(error))
+        elif error is None and generation.samples and task.result().message is not None:
+            self.on_finished(generation, task.result())
 
     def _give_up(self, trouble: str) -> None:
         """Give up all that is here, for another process to go on with."""

@@ -197,7 +197,12 @@ class Sessions:
     async def _chat(self, messages: Sequence[Message], toolset: Toolset) -> list[ChatMessage]:
         """Return the chat template's input; texts in the store stand in place of previews."""
         whole = [await self._whole(message) if message.blob else message for message in messages]
-        return chat_messages(whole, toolset, has_tool_role=self._template.has_tool_role)
+        return chat_messages(
+            whole,
+            toolset,
+            has_tool_role=self._template.has_tool_role,
+            must_alternate=self._template.must_alternate,
+        )
 
     async def _whole(self, message: Message) -> Message:
         assert message.blob is not None

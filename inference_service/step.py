@@ -125,11 +125,15 @@ class StepProtocol:
         if isinstance(claim, AlreadyFinished):
             return claim.result
         generation.claimed(claim.epoch, claim.failures, claim.past)
+        is_kept = False
         try:
             result = await self._run_once(generation)
+            is_kept = result.message is not None
         except MusterError as error:
             self._dispatcher.gave_up(generation, for_good=not error.retryable)
             raise
+        finally:
+            self._dispatcher.settle(generation, is_kept=is_kept)
         if result.message is None:
             self._dispatcher.gave_up(generation, for_good=True)
         else:

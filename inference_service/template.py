@@ -21,6 +21,7 @@ _PROBE: list[ChatMessage] = [
 ]
 _REASONED: ChatMessage = {"role": "assistant", "content": "<think>\nCount.\n</think>\n\nTwo."}
 _USER: ChatMessage = {"role": "user", "content": "Three?"}
+_AGAIN: ChatMessage = {"role": "user", "content": "Four?"}
 _TOOL: ChatMessage = {"role": "tool", "content": "A result."}
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 
@@ -29,12 +30,15 @@ class ChatTemplate:
     """Renders and tokenises conversations; message contents never become control tokens.
 
     `defect` says in what way the template is not append-only; it is empty if none was found.
+    `has_tool_role` and `must_alternate` say what it takes: a tool's message, and two messages of
+    the user in a row, as a job has where several wait for its next turn.
     """
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._probe_end = self._end_of_turn(_PROBE)
-        self.has_tool_role = self._renders_tool_role()
+        self.has_tool_role = self._tells(_TOOL)
+        self.must_alternate = not self._tells(_USER, _AGAIN)
         self.defect = self._find_defect()
 
     def text(self, chat: list[ChatMessage]) -> str:
@@ -82,13 +86,14 @@ class ChatTemplate:
         ]
         return max(ends, default=-1)
 
-    def _renders_tool_role(self) -> bool:
-        """Tell whether the template knows a tool's message: some refuse it, some leave it out."""
+    def _tells(self, *added: ChatMessage) -> bool:
+        """Say whether the template takes messages: some it may refuse, some leave out."""
         try:
-            return _TOOL["content"] in self.text([*_PROBE, _TOOL])
+            text = self.text([*_PROBE, *added])
         except Exception:
             # Templates refuse with whatever error their author chose.
             return False
+        return all(message["content"] in text for message in added)
 
     def _find_defect(self) -> str:
         if not self.can_add:

@@ -16,6 +16,7 @@ from datetime import timedelta
 
 from contracts.error import MusterError
 from inference_service.engine.protocol import Capability, Engine, EngineRequest
+from inference_service.gpu_ledger import Fate, GPULedger
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +60,15 @@ class Touches:
         self,
         engine: Engine,
         done: Callable[[str, int, int], None],
+        gpu: GPULedger,
+        clock: Callable[[], float],
         *,
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
         self._engine = engine
         self._done = done
+        self._gpu = gpu
+        self._clock = clock
         self._timeout_s = timeout.total_seconds()
         self._tasks: dict[asyncio.Task[int], tuple[str, int]] = {}
         self._number = 0
@@ -114,6 +119,7 @@ class Touches:
     async def _cached(self, name: str, session: str, prompt: list[int]) -> int:
         request = EngineRequest(name, prompt, max_tokens=1, priority=TOUCH_PRIORITY)
         cached = FAILED
+        self._gpu.entered(name, num_prompt=len(prompt), num_known=len(prompt), now=self._clock())
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -129,6 +135,9 @@ class Touches:
             # A touch that is never told of would hold back every step.
             log.exception("session %s was not touched: a fault of the service", session)
             return FAILED
+        finally:
+            self._gpu.ended(name, self._clock())
+            self._gpu.settle(name, Fate.TOUCH)
         if Capability.CACHED_TOKENS not in self._engine.capabilities:
             cached = len(prompt) - 1  # nobody tells; what was asked for is there now
         self.overhead.prompt_tokens += len(prompt)

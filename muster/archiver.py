@@ -30,7 +30,7 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.error import UnavailableError
-from contracts.name import AGENT_WORKFLOW
+from contracts.name import JOB_WORKFLOWS
 from muster.archive import decode_history, export_run
 from muster.job_error import AWAY
 from muster.projection import fold
@@ -199,7 +199,7 @@ async def refold(connection: AsyncConnection, job_id: str) -> int:
 
 
 def _query(seen_until: datetime | None) -> str:
-    query = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'Running'"
+    query = f"WorkflowType IN {JOB_WORKFLOWS!r} AND ExecutionStatus != 'Running'"
     if seen_until is None:
         return query
     return f"{query} AND CloseTime >= '{(seen_until - LOOK_BEHIND).isoformat()}'"

@@ -19,6 +19,9 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
+from contracts.name import AGENT_WORKFLOW
+from contracts.tool import remote_text
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -56,6 +59,24 @@ class Activity:
     attempts: int = 0
     result: bytes | None = None
     failure: str | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a call that somebody else's worker runs.
+
+        Then its id is the call's; those of our own activities are numbers.
+        """
+        return self.name != AGENT_WORKFLOW and not self.activity_id.isdigit()
+
+    @property
+    def text(self) -> str | None:
+        """What the model reads of its result, if that is JSON."""
+        if self.result is None:
+            return None
+        try:
+            return remote_text(self.result)
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

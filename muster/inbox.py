@@ -17,8 +17,8 @@ from contracts.approval import Decision, JobWaits, PauseRequest, PendingApproval
 from contracts.error import BadInputError, UnavailableError
 from contracts.message import Frozen
 from contracts.name import (
-    AGENT_WORKFLOW,
     DECIDE_UPDATE,
+    JOB_WORKFLOWS,
     PAUSE_UPDATE,
     RESUME_UPDATE,
     SEARCH_TENANT,
@@ -179,7 +179,7 @@ class People:
 
 def inbox_query(person: str | None, tenant: str | None) -> str:
     """Return the visibility query of jobs with calls that wait for approval."""
-    terms = [f"WorkflowType = '{AGENT_WORKFLOW}'", "ExecutionStatus = 'Running'"]
+    terms = [f"WorkflowType IN {JOB_WORKFLOWS!r}", "ExecutionStatus = 'Running'"]
     if person is None:
         terms.append(f"{SEARCH_WAITING_FOR} = '{WAITS_FOR_APPROVAL}'")
     else:

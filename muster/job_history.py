@@ -100,6 +100,10 @@ class JobHistories:
             )
         return await self._past.conversation(head)
 
+    async def text(self, digest: str) -> str | None:
+        """Return a text that the store keeps apart; None if it has none of that name."""
+        return await self._past.text(digest) if self._past else None
+
     async def _live(self, job_id: str, run_id: str) -> Run:
         """Return a run as the server has it; raises RPCError."""
         handle = self._client.get_workflow_handle(job_id, run_id=run_id)

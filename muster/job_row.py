@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 
 from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
@@ -11,7 +12,7 @@ from temporalio.common import SearchAttributeKey
 from contracts.error import BadInputError
 from contracts.job import JobStatus
 from contracts.message import Frozen
-from contracts.name import AGENT_WORKFLOW, SEARCH_AGENT, SEARCH_STATE, SEARCH_TENANT
+from contracts.name import JOB_WORKFLOWS, SEARCH_AGENT, SEARCH_STATE, SEARCH_TENANT
 
 AGENT_KEY = SearchAttributeKey.for_keyword(SEARCH_AGENT)
 TENANT_KEY = SearchAttributeKey.for_keyword(SEARCH_TENANT)
@@ -42,8 +43,12 @@ _STATE_QUERY = {
 }
 
 
+IDS_OF_A_QUERY = 100
+"""Jobs that one query asks for by their ids."""
+
+
 class JobRow(Frozen):
-    """One job of a listing."""
+    """One job of a listing; `run_id` is its last run's, `started_at` its first's."""
 
     job_id: str
     run_id: str
@@ -53,6 +58,16 @@ class JobRow(Frozen):
     started_at: datetime
     closed_at: datetime | None
 
+    def begun(self, at: datetime | None) -> JobRow:
+        """Return the row with the start of the job's first run, if that is known."""
+        return self if at is None else self.model_copy(update={"started_at": at})
+
+
+def earlier_runs_query(job_ids: Sequence[str]) -> str:
+    """Return the visibility query of the runs that went on as another run, of these jobs."""
+    listed = ", ".join(f"'{job_id}'" for job_id in job_ids)
+    return f"WorkflowId IN ({listed}) AND ExecutionStatus = 'ContinuedAsNew'"
+
 
 def listing_query(status: JobStatus | None, agent: str | None, limit: int) -> str:
     """Return the visibility query of a listing; raises `BadInputError` for a bad filter."""
@@ -60,7 +75,7 @@ def listing_query(status: JobStatus | None, agent: str | None, limit: int) -> st
         raise BadInputError(
             f"a listing's limit is 1 to {MAX_LISTED:,}, got {limit:,}", hint="--limit 20"
         )
-    terms = [f"WorkflowType = '{AGENT_WORKFLOW}'", "ExecutionStatus != 'ContinuedAsNew'"]
+    terms = [f"WorkflowType IN {JOB_WORKFLOWS!r}", "ExecutionStatus != 'ContinuedAsNew'"]
     if status:
         terms.append(_STATE_QUERY[status])
     if agent is not None:

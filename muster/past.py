@@ -9,7 +9,7 @@ from contracts.message import Message
 from muster.archive import decode_history
 from muster.history import Run
 from store.archive import HistoryArchive
-from store.context import ContextStore
+from store.context import ContextStore, NotStoredError
 from store.database import Database
 from store.step_usage import step_usage
 
@@ -44,6 +44,15 @@ class Past:
         """Return a stored conversation; raises NotStoredError."""
         await self._check()
         return await ContextStore(self._database).load(head)
+
+    async def text(self, digest: str) -> str | None:
+        """Return a text that is stored by its content hash; None if there is none."""
+        await self._check()
+        try:
+            text = await ContextStore(self._database).get_blob(digest)
+        except NotStoredError:
+            return None
+        return text if isinstance(text, str) else None
 
     async def _check(self) -> None:
         if not self._is_checked:

@@ -11,16 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
-from contracts.job import AgentJobInput, JobStatus, StopReason
+from contracts.agent import AgentSpec
+from contracts.job import AgentJobInput, JobStatus, OpenJobResult, StopReason
 from contracts.llm_step import Usage
-from contracts.message import Frozen
+from contracts.message import Frozen, is_false
+from contracts.name import OPEN_JOB
+from contracts.plan_job import PlanJobStart
+from muster.decided import Decided, DecisionRow
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
 from muster.turn_row import TimeParts, TurnRow, turn_rows
+from muster.unread import Unread
 
 _NO_USAGE: Mapping[str, Usage] = MappingProxyType({})
 
@@ -30,6 +35,8 @@ class JobReport(Frozen):
 
     job_id: str
     agent: str | None
+    """Or the plan's name."""
+    is_plan: bool = Field(False, exclude_if=is_false)
     model: str | None
     tenant: str | None
     status: JobStatus
@@ -49,6 +56,10 @@ class JobReport(Frozen):
     other_s: float
     mean_cohort_size: float | None
     rows: tuple[TurnRow, ...]
+    unread: tuple[str, ...] = ()
+    """Ids of the messages that it has taken and no LLM step has read."""
+    decisions: tuple[DecisionRow, ...] = ()
+    """What people have decided on it, in order."""
 
     def summary(self) -> dict[str, JsonValue]:
         """Return the one object that `muster run --json` prints."""
@@ -79,8 +90,11 @@ def build_report(
     history has no result.
     """
     first, run, found = None, list[HistoryEvent](), list[Activity]()
+    unread, decided = Unread(), Decided()
     for events in runs:
         assert events, "a history has at least its first event"
+        unread.follow(events)
+        decided.follow(events)
         found += activities(run)
         first, run = first or events[0], list(events)
     assert first, "a job has at least one run"
@@ -98,13 +112,13 @@ def build_report(
     unfinished_s = sum(step.unfinished_s for step in steps)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
-    started = parsed(
-        AgentJobInput, first_json(first.workflow_execution_started_event_attributes.input)
-    )
+    given = first_json(first.workflow_execution_started_event_attributes.input)
+    started = parsed(AgentJobInput, given) or parsed(PlanJobStart, given)
     result = ending.result
     return JobReport(
         job_id=job_id,
-        agent=started.agent.name if started else None,
+        agent=started.name if started else None,
+        is_plan=isinstance(started, PlanJobStart),
         model=started.model if started else None,
         tenant=started.tenant if started else None,
         status=ending.status,
@@ -128,7 +142,18 @@ def build_report(
         other_s=max(0.0, wall_s - time.total_s - unfinished_s),
         mean_cohort_size=sum(cohorts) / len(cohorts) if cohorts else None,
         rows=tuple(rows),
+        unread=result.unread if result else tuple(message.id for message in unread.messages),
+        decisions=decided.rows(
+            _pinned(started.agent, found) if isinstance(started, AgentJobInput) else None,
+            {call.id: call for step in steps for call in step.tool_calls},
+        ),
     )
+
+
+def _pinned(agent: AgentSpec, found: Iterable[Activity]) -> AgentSpec:
+    """Return the agent with the tools that its servers had when the job opened."""
+    opened = (parsed(OpenJobResult, each.result) for each in found if each.name == OPEN_JOB)
+    return agent.pinned(next((each.tools for each in opened if each), ()))
 
 
 def _moment(at_ns: int) -> datetime:

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contracts.error import BadInputError
+from muster.tool_group import ToolGroup, parse_groups, written
 
 ENV_PREFIX = "MUSTER_"
 
@@ -123,6 +124,11 @@ class Settings(BaseSettings):
     max_tool_calls: int = Field(64, ge=1, le=10_000)
     """Tool calls one tool worker runs at once, each synchronous one in a thread of its own: this is
     the pool. The rest waits on the server, in order of priority; `muster doctor` counts it."""
+    tool_groups: Annotated[dict[str, ToolGroup], NoDecode] = {}
+    """Groups of tools that a tool worker serves beside all others, as `NAME=RATE xN, …`, each part
+    left out where there is no limit: `crm=5/s x4, mail=30/m, slow=x2`. The server hands out a
+    group's calls at that rate to all workers together (per `s`, `m` or `h`); one worker runs N of
+    them at once, else as many as `max_tool_calls` says."""
     max_workflow_tasks: int = Field(100, ge=2, le=10_000)
     """Workflow tasks one agent worker runs at once; Temporal's SDK default."""
     max_cached_workflows: int = Field(1_000, ge=0, le=100_000)
@@ -176,6 +182,11 @@ class Settings(BaseSettings):
                 raise ValueError("weights should be above 0, as in acme=3,trial=0.5")
         return value
 
+    @field_validator("tool_groups", mode="before")
+    @classmethod
+    def _groups_from_text(cls, value: object) -> object:
+        return parse_groups(value) if isinstance(value, str) else value
+
     @field_validator("tool_path", mode="before")
     @classmethod
     def _tool_path_from_text(cls, value: object) -> object:
@@ -223,6 +234,7 @@ class Settings(BaseSettings):
         values = self.model_dump(mode="json")
         values["openai_api_key"] = self.openai_api_key.get_secret_value()
         values["tool_path"] = os.pathsep.join(values["tool_path"])
+        values["tool_groups"] = written(self.tool_groups)
         weights = self.tenant_weights.items()
         values["tenant_weights"] = ",".join(f"{tenant}={weight}" for tenant, weight in weights)
         return {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in values.items()}

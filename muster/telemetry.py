@@ -1,8 +1,9 @@
-"""OpenTelemetry traces, off unless the standard environment variables ask for them.
+"""OpenTelemetry traces and metrics, sent nowhere unless the standard variables ask for it.
 
-`OTEL_TRACES_EXPORTER` (`otlp`, `console`) or `OTEL_EXPORTER_OTLP_ENDPOINT` turns them on; the
-exporter reads all its other `OTEL_…` variables itself. Spans go through the SDK's replay-safe
-provider, so that a replayed workflow records nothing twice.
+`OTEL_TRACES_EXPORTER`, `OTEL_METRICS_EXPORTER` (`otlp`, `console`) or `OTEL_EXPORTER_OTLP_ENDPOINT`
+turn them on; the exporters read all their other `OTEL_…` variables themselves. Spans go through the
+SDK's replay-safe provider, so that a replayed workflow records nothing twice. Metrics are there for
+Prometheus, too, where a process serves HTTP.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from enum import StrEnum
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from temporalio.client import Plugin
@@ -20,22 +23,34 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_
 
 from contracts.error import BadInputError
 
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from prometheus_client import CollectorRegistry
+
 FLUSH_TIMEOUT_S = 3.0
 """An exit never waits longer than this for a collector that does not answer."""
 
-_EXPORTERS_GROUP = "opentelemetry_traces_exporter"
 _flushes: list[Callable[[], None]] = []
 
 
-def enabled() -> bool:
-    """Tell whether the environment asks for traces."""
+class Signal(StrEnum):
+    """What OpenTelemetry carries, as its variables spell it."""
+
+    TRACES = "TRACES"
+    METRICS = "METRICS"
+
+
+def enabled(signal: Signal = Signal.TRACES) -> bool:
+    """Tell whether the environment asks for a signal."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
-    if exporter := os.environ.get("OTEL_TRACES_EXPORTER"):
+    if exporter := os.environ.get(f"OTEL_{signal}_EXPORTER"):
         return exporter != "none"
     return bool(
         os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-        or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        or os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     )
 
 
@@ -46,15 +61,44 @@ def configure(service: str) -> None:
     """
     if not enabled() or _flushes:
         return
-    provider = create_tracer_provider(
-        resource=Resource.create(
-            {"service.name": os.environ.get("OTEL_SERVICE_NAME") or f"muster-{service}"}
-        ),
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    provider = create_tracer_provider(resource=_resource(service), shutdown_on_exit=False)
+    exporter: SpanExporter = _exporter(Signal.TRACES)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     _flushes.append(provider.shutdown)
+
+
+def export_metrics(service: str) -> None:
+    """Send what this process measures to the exporter; nothing if metrics are off.
+
+    Raises BadInputError if OTEL_METRICS_EXPORTER names an exporter that is not installed.
+    """
+    if enabled(Signal.METRICS):
+        metrics.set_meter_provider(_meter_provider(service, []))
+
+
+def meter(service: str, registry: CollectorRegistry) -> Meter:
+    """Return the meter of a process that serves HTTP: `registry` has its metrics for Prometheus.
+
+    They go to the exporter, too, if the environment asks for it. Raises BadInputError if
+    OTEL_METRICS_EXPORTER names an exporter that is not installed.
+    """
+    # Here, since commands that measure nothing should not wait for it.
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+    reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
+    return _meter_provider(service, [reader]).get_meter(f"muster.{service}")
+
+
+def _meter_provider(service: str, readers: list[MetricReader]) -> MeterProvider:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    if enabled(Signal.METRICS):
+        readers = [*readers, PeriodicExportingMetricReader(_exporter(Signal.METRICS))]
+    provider = MeterProvider(readers, resource=_resource(service), shutdown_on_exit=False)
+    _flushes.append(provider.shutdown)
+    return provider
 
 
 def plugins() -> list[Plugin]:
@@ -70,20 +114,27 @@ def flush() -> None:
         thread.join(FLUSH_TIMEOUT_S)
 
 
-def _exporter() -> SpanExporter:
-    name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+def _resource(service: str) -> Resource:
+    name = os.environ.get("OTEL_SERVICE_NAME") or f"muster-{service}"
+    return Resource.create({"service.name": name})
+
+
+def _exporter(signal: Signal) -> Any:
+    """Return the exporter of a signal that the environment names, by its entry point."""
+    variable = f"OTEL_{signal}_EXPORTER"
+    name = os.environ.get(variable) or "otlp"
     if name == "otlp":
         protocol = (
-            os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+            os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL")
             or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
             or "http/protobuf"
         )
         name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
-    for found in entry_points(group=_EXPORTERS_GROUP, name=name):
-        exporter: SpanExporter = found.load()()
-        return exporter
-    known = sorted({found.name for found in entry_points(group=_EXPORTERS_GROUP)})
+    group = f"opentelemetry_{signal.lower()}_exporter"
+    for found in entry_points(group=group, name=name):
+        return found.load()()
+    known = sorted({found.name for found in entry_points(group=group)})
     raise BadInputError(
-        f"OTEL_TRACES_EXPORTER is {name!r}, which is not installed",
+        f"{variable} is {name!r}, which is not installed",
         hint=f"one of {', '.join(known)}, or none",
     )

@@ -149,15 +149,17 @@ def turn_rows(
     """
     turns: list[tuple[StepRow | None, list[Activity]]] = []
     for activity in found:
-        if activity.name == LLM_STEP:
+        if activity.name == LLM_STEP and not activity.is_remote:
             turns.append((_step_row(activity, end_ns, over=over, ledger=ledger), []))
-        elif activity.name in (CALL_TOOL, AGENT_WORKFLOW):
+        elif activity.name in (CALL_TOOL, AGENT_WORKFLOW) or activity.is_remote:
             if not turns:
                 turns.append((None, []))
             turns[-1][1].append(activity)
     rows: list[TurnRow] = []
+    asked: dict[str, ToolCall] = {}
     for index, (step, calls) in enumerate(turns):
-        tools = tuple(_tool_row(call, end_ns, over=over) for call in calls)
+        asked.update({call.id: call for call in (step.tool_calls if step else ())})
+        tools = tuple(_tool_row(call, end_ns, asked, over=over) for call in calls)
         tool_s = max([_busy_s(calls, end_ns), *(tool.total_s for tool in tools)])
         rows.append(TurnRow(turn=index + 1, step=step, tools=tools, tool_s=tool_s))
     return rows
@@ -235,9 +237,31 @@ def _sub_agent_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
     )
 
 
-def _tool_row(activity: Activity, end_ns: int, *, over: bool) -> ToolRow:
+def _remote_row(
+    activity: Activity, end_ns: int, calls: Mapping[str, ToolCall], *, over: bool
+) -> ToolRow:
+    """Return the row of a call that another worker ran; `calls` are those that were asked for."""
+    call = calls.get(activity.activity_id)
+    return ToolRow(
+        call_id=activity.activity_id,
+        tool=call.tool if call else activity.name,
+        arguments=call.arguments if call else {},
+        state=_state(activity, over=over),
+        attempts=activity.attempts,
+        failure=activity.failure,
+        total_s=elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns),
+        outcome=ToolOutcome.OK if activity.state is ActivityState.COMPLETED else None,
+        content=activity.text,
+    )
+
+
+def _tool_row(
+    activity: Activity, end_ns: int, calls: Mapping[str, ToolCall], *, over: bool
+) -> ToolRow:
     if activity.name == AGENT_WORKFLOW:
         return _sub_agent_row(activity, end_ns, over=over)
+    if activity.is_remote:
+        return _remote_row(activity, end_ns, calls, over=over)
     asked = parsed(CallToolInput, activity.argument)
     result = parsed(CallToolResult, activity.result)
     total_s = elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns)

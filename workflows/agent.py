@@ -155,7 +155,7 @@ class AgentWorkflow:
     @workflow.query(name=PROGRESS_QUERY)
     def progress(self) -> JobProgress:
         """Return what the job is doing now."""
-        return self._state.progress()
+        return decision.progress(workflow.info().workflow_id, self._state)
 
     @workflow.update(name=MESSAGE_UPDATE)
     def message(self, message: JobMessage) -> None:
@@ -229,11 +229,11 @@ class AgentWorkflow:
 
     async def _open(self) -> None:
         """Store the opening conversation; the input itself waits for the first LLM step."""
-        remaining = self._time_left()
+        remaining, job_id = self._time_left(), workflow.info().workflow_id
         try:
             opened = await workflow.execute_activity(
                 OPEN_JOB,
-                OpenJobInput(job_id=workflow.info().workflow_id, agent=self._agent),
+                OpenJobInput(job_id=job_id, agent=self._agent, tenant=self._job.tenant),
                 result_type=OpenJobResult,
                 summary=text.summary(f"open job of agent {self._agent.name}"),
                 **option.open_job_options(self._job, remaining),
@@ -344,7 +344,7 @@ class AgentWorkflow:
         await self._hold.settle()
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
-        turn.shrink(self._state.calls)
+        turn.shrink(self._job.agent, self._state)
         update = {"input": text.one_line(self._job.input) or "…", "carried": self._state}
         workflow.continue_as_new(self._job.model_copy(update=update))
 

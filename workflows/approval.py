@@ -76,7 +76,7 @@ class Approvals:
         if request.verdict is Verdict.APPROVE:
             each.is_cleared = True
             return True
-        each.answer = decision.denial(each.call.tool, request)
+        each.answer, each.outcome = decision.denial(each.call.tool, request), ToolOutcome.ERROR
         self._state.count_answer(each.call.tool, ToolOutcome.ERROR, each.answer)
         self._tell()
         return False

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ChildWorkflowError, is_cancelled_exception
@@ -19,14 +20,21 @@ from temporalio.exceptions import ActivityError, ChildWorkflowError, is_cancelle
 with workflow.unsafe.imports_passed_through():
     from contracts.agent import AgentSpec, OnFailure, SubAgent, ToolRef
     from contracts.job import AgentJobInput, AgentJobResult
+    from contracts.limit import INLINE_RESULT_BYTES
     from contracts.message import content_hash
-    from contracts.name import AGENT_WORKFLOW, CALL_TOOL, TASK
-    from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
+    from contracts.name import AGENT_WORKFLOW, CALL_TOOL, KEEP_RESULT, TASK
+    from contracts.tool import (
+        CallToolInput,
+        CallToolResult,
+        KeepResultInput,
+        KeptResult,
+        ToolOutcome,
+    )
     from workflows import failure, limit, option, text
     from workflows.approval import Approvals
     from workflows.failure import OutOfTimeError
     from workflows.hold import Hold
-    from workflows.remote import remote_answer
+    from workflows.remote import RemoteResultError, remote_answer
     from workflows.state import JobState, OpenCall
 
 MAX_PARENT_CHARS = 140
@@ -81,24 +89,29 @@ class Caller:
         except asyncio.CancelledError:
             self._is_stopping = True
             self._hold.split(0)
-            await _cancel_and_wait(tasks)
+            await cancel_and_wait(tasks)
             raise
         self._is_stopping = True
         self._hold.split(0)
-        errors = await _cancel_and_wait(tasks)
+        errors = await cancel_and_wait(tasks)
         self._hold.split(1)
         for error in sorted(errors, key=is_cancelled_exception):
             raise error
 
     async def _make(self, each: OpenCall, asked: int) -> None:
-        """Make one call; `asked` sub-agents share what is left."""
-        called = self._known[each.call.tool]
+        await self.make_one(each, self._known[each.call.tool], asked)
+        self._hold.end_part()
+
+    async def make_one(self, each: OpenCall, called: ToolRef | SubAgent, asked: int = 1) -> None:
+        """Make one call; `asked` sub-agents share what is left.
+
+        It may lack an answer before a roll-over.
+        """
         if await self._approvals.lets_through(each, called):
             if isinstance(called, SubAgent):
                 await self._ask(each, called, asked)
             else:
                 await self._call(each, called)
-        self._hold.end_part()
 
     async def _call(self, each: OpenCall, tool: ToolRef) -> None:
         """Make one tool call and note what the model reads."""
@@ -107,18 +120,20 @@ class Caller:
             result = await (
                 self._remote(each, tool) if tool.activity else self._attempt(each, tool)
             )
-        except ActivityError as error:
+        except (ActivityError, RemoteResultError) as error:
             if is_cancelled_exception(error):
                 raise
-            if self._is_out_of_time(error):
+            if isinstance(error, ActivityError) and self._is_out_of_time(error):
                 raise OutOfTimeError from error
             if tool.on_failure is OnFailure.FAIL_JOB:
-                raise failure.tool_failure(tool, error) from error
+                # Somebody else's failure may be too large to go with the job's; history has it.
+                cause = None if tool.activity else error
+                raise failure.tool_failure(tool, error) from cause
             each.answer = f"error: {failure.tool_cause(tool, error)}"
             self._state.count_answer(call.tool, ToolOutcome.ERROR, each.answer)
             return
         if result is not None:
-            each.answer, each.blob = result.content, result.blob
+            each.answer, each.blob, each.outcome = result.content, result.blob, result.outcome
             self._state.count_answer(call.tool, result.outcome, result.content)
 
     async def _attempt(self, each: OpenCall, tool: ToolRef) -> CallToolResult | None:
@@ -131,7 +146,12 @@ class Caller:
             try:
                 result: CallToolResult = await workflow.execute_activity(
                     CALL_TOOL,
-                    CallToolInput(job_id=workflow.info().workflow_id, call=each.call, tool=tool),
+                    CallToolInput(
+                        job_id=workflow.info().workflow_id,
+                        call=each.call,
+                        tool=tool,
+                        tenant=self._job.tenant,
+                    ),
                     result_type=CallToolResult,
                     summary=text.call_summary(each.call),
                     **option.call_tool_options(self._job, tool, self._time_left()),
@@ -148,7 +168,10 @@ class Caller:
                 return result
 
     async def _remote(self, each: OpenCall, tool: ToolRef) -> CallToolResult:
-        """Make a call that somebody else's worker runs; it gets the arguments object."""
+        """Make a call that somebody else's worker runs; it gets the arguments object.
+
+        Raises RemoteResultError for a result that cannot be read.
+        """
         assert tool.activity is not None
         started = workflow.now()
         value: RawValue = await workflow.execute_activity(
@@ -159,13 +182,36 @@ class Caller:
             summary=text.call_summary(each.call),
             **option.remote_options(self._job, tool, tool.activity, self._time_left()),
         )
-        content, outcome = remote_answer(tool, value.payload)
+        content = remote_answer(tool, value.payload)
+        size = len(to_json(content))
+        kept = await self._keep(each, content, size) if size > INLINE_RESULT_BYTES else None
         return CallToolResult(
             call_id=each.call.id,
-            outcome=outcome,
-            content=content,
+            outcome=ToolOutcome.OK,
+            content=kept.preview if kept else content,
+            blob=kept.blob if kept else None,
             duration_s=(workflow.now() - started).total_seconds(),
         )
+
+    async def _keep(self, each: OpenCall, content: str, size: int) -> KeptResult:
+        """Let the store have a large result, as a tool worker does with its own."""
+        remaining = self._time_left()
+        try:
+            kept: KeptResult = await workflow.execute_activity(
+                KEEP_RESULT,
+                KeepResultInput(content=content),
+                result_type=KeptResult,
+                summary=text.summary(f"keep the result of {each.call.tool}"),
+                **option.keep_result_options(self._job, remaining),
+            )
+        except ActivityError as error:
+            is_short = remaining <= option.KEEP_RESULT_TIMEOUT
+            if is_cancelled_exception(error) or (is_short and failure.ran_out_of_time(error)):
+                raise
+            raise RemoteResultError(
+                f"its result of {size:,} bytes could not be stored: {failure.innermost(error)}"
+            ) from error
+        return kept
 
     async def _ask(self, each: OpenCall, sub_agent: SubAgent, asked: int) -> None:
         """Let a sub-agent do its task, and note what the model reads of it."""
@@ -195,7 +241,7 @@ class Caller:
         else:
             self._state.count_sub_agent(result)
             answer, outcome = text.sub_agent_answer(result)
-        each.answer = answer
+        each.answer, each.outcome = answer, outcome
         self._state.count_answer(each.call.tool, outcome, answer)
 
     def _sub_job(self, sub_agent: SubAgent, task: str, asked: int) -> AgentJobInput:
@@ -228,7 +274,7 @@ def sub_job_id(job_id: str, call_id: str) -> str:
     return f"{job_id[:MAX_PARENT_CHARS]}-{content_hash(call_id)[:12]}"
 
 
-async def _cancel_and_wait(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException]:
+async def cancel_and_wait(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException]:
     """Cancel what still runs, wait until all is done, and return the errors, in order.
 
     Not for a `finally` block: a job that is dropped from memory must not wait there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from contracts.agent import AgentSpec
@@ -15,6 +16,7 @@ from contracts.approval import (
     Verdict,
 )
 from contracts.error import BadInputError
+from contracts.job import JobProgress
 from contracts.name import (
     WAITS_FOR_ANYONE,
     WAITS_FOR_APPROVAL,
@@ -29,10 +31,17 @@ MAX_SEARCHED_NAMES = 100
 
 MAX_CALLS_IN_HINT = 5
 
+EXPIRY = "nobody has approved it within"
+"""By this a denial that people did not give is known."""
+
 
 def policies(agent: AgentSpec) -> dict[str, Approval]:
     """Return the approval policy of each tool and sub-agent that has one."""
     return {each.tool_name: policy for each in agent.callables if (policy := each.approval_policy)}
+
+
+def _policy(each: OpenCall, known: Mapping[str, Approval]) -> Approval:
+    return each.policy or known[each.call.tool]
 
 
 def check_decision(decision: Decision, agent: AgentSpec, state: JobState, now: datetime) -> None:
@@ -51,7 +60,7 @@ def check_decision(decision: Decision, agent: AgentSpec, state: JobState, now: d
         raise BadInputError(f"{shown} is decided already: {outcome(request)}")
     if call.answer is not None or (request.expires_at and now >= request.expires_at):
         raise BadInputError(f"{shown} was not decided in time: it counts as denied")
-    policy = policies(agent)[call.call.tool]
+    policy = _policy(call, policies(agent))
     if policy.by and decision.by not in policy.by:
         raise BadInputError(
             f"{decision.by!r} may not decide on {shown}",
@@ -70,7 +79,7 @@ def take_decision(decision: Decision, agent: AgentSpec, state: JobState) -> None
     for each in state.calls:
         if each.is_waiting and each.call.id == decision.call_id:
             assert each.request is not None
-            each.request.take(decision, policies(agent)[each.call.tool].people)
+            each.request.take(decision, _policy(each, policies(agent)).people)
             return
 
 
@@ -112,14 +121,24 @@ def denial(tool: str, request: ApprovalRequest) -> str:
         return f"error: {tool} was not called: {request.denied_by} denied it{why}"
     assert request.expires_at is not None
     waited_s = (request.expires_at - request.asked_at).total_seconds()
-    return f"error: {tool} was not called: nobody has approved it within {waited_s:g} s"
+    return f"error: {tool} was not called: {EXPIRY} {waited_s:g} s"
+
+
+def is_expiry(tool: str, content: str) -> bool:
+    """Say whether the model reads that nobody has decided on a call in time."""
+    return content.startswith(f"error: {tool} was not called: {EXPIRY} ")
+
+
+def progress(job_id: str, state: JobState) -> JobProgress:
+    """Return what the job is doing now, and what it waits for that only people can give."""
+    return state.progress().model_copy(update={"waits": doing(job_id, state)})
 
 
 def waits(agent: AgentSpec, state: JobState) -> JobWaits:
     """Return what the job waits for that only people can give."""
     known = policies(agent)
     return JobWaits(
-        pending=tuple(_pending(each, known[each.call.tool]) for each in _waiting(state)),
+        pending=tuple(_pending(each, _policy(each, known)) for each in _waiting(state)),
         paused=state.paused,
     )
 
@@ -130,7 +149,7 @@ def waiting_for(agent: AgentSpec, state: JobState) -> list[str]:
     known = policies(agent)
     for each in _waiting(state):
         assert each.request is not None
-        by = known[each.call.tool].by
+        by = _policy(each, known).by
         left = [name for name in by if name not in each.request.approved_by]
         found |= {WAITS_FOR_APPROVAL, *(map(waits_for_person, left) if by else [WAITS_FOR_ANYONE])}
     if len(found) > MAX_SEARCHED_NAMES:

@@ -24,6 +24,7 @@ from contracts.agent import SubAgent, ToolRef
 from contracts.error import MusterError
 from contracts.job import Spent, StopReason
 from workflows import option
+from workflows.remote import RemoteResultError
 from workflows.text import MAX_ERROR_CHARS, one_line
 
 
@@ -112,13 +113,23 @@ def protocol_failure(step_id: str, found: str) -> ApplicationError:
     return _failure(f"LLM step {step_id} returned {found}", "", "LLMStepFailedError")
 
 
-def tool_failure(tool: ToolRef, error: ActivityError) -> ApplicationError:
+def tool_failure(tool: ToolRef, error: ActivityError | RemoteResultError) -> ApplicationError:
     """Return the job failure for a tool whose policy is `fail_job`, naming tool and cause."""
-    hint = _hint(error.cause.details) if isinstance(error.cause, ApplicationError) else ""
+    cause = error.cause if isinstance(error, ActivityError) else None
+    hint = _hint(cause.details) if isinstance(cause, ApplicationError) else ""
     return _failure(
         f"tool {tool.tool_name!r} failed: {tool_cause(tool, error)}",
         hint or "set `on_failure: tell_model` for the tool to let the model go on without it",
         "ToolFailedError",
+    )
+
+
+def node_failure(node: str, why: str, job_id: str) -> ApplicationError:
+    """Return the failure of a plan's job by one of its nodes, naming node and cause."""
+    return _failure(
+        f"node {node!r} failed: {why}",
+        f"muster retry {job_id} runs it again; what is done is not done again",
+        "NodeFailedError",
     )
 
 
@@ -161,8 +172,10 @@ def with_spent(error: ApplicationError, spent: Spent) -> ApplicationError:
     )
 
 
-def tool_cause(tool: ToolRef, error: ActivityError) -> str:
+def tool_cause(tool: ToolRef, error: ActivityError | RemoteResultError) -> str:
     """Return why a tool call failed for good, in words for people and models."""
+    if isinstance(error, RemoteResultError):
+        return one_line(str(error), MAX_ERROR_CHARS)
     cause = error.cause
     tries = ""
     if error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED and tool.retry.max_attempts > 1:
@@ -174,10 +187,12 @@ def tool_cause(tool: ToolRef, error: ActivityError) -> str:
             text = f"it took longer than its timeout of {_seconds(tool.timeout)}"
         case TimeoutType.SCHEDULE_TO_START:
             wait = _seconds(tool.queue_timeout)
-            text = f"no tool worker took it within its queue_timeout of {wait}"
+            text = f"no worker took it from task queue {tool.queue!r} within its queue_timeout "
+            text += f"of {wait}"
         case TimeoutType.HEARTBEAT:
-            silence = _seconds(option.HEARTBEAT_TIMEOUT)
-            text = f"its tool worker was lost (no heartbeat for {silence})"
+            beat = tool.activity.heartbeat if tool.activity else None
+            silence = _seconds(beat or option.HEARTBEAT_TIMEOUT)
+            text = f"its worker was lost (no heartbeat for {silence})"
         case _:
             text = cause.message
     return text + tries
@@ -201,7 +216,7 @@ def _words(cause: BaseException) -> str:
 
 
 def _failure(message: str, hint: str, kind: str) -> ApplicationError:
-    details = (hint,) if hint else ()
+    details = (hint[:MAX_ERROR_CHARS],) if hint else ()
     return ApplicationError(message[:MAX_ERROR_CHARS], *details, type=kind, non_retryable=True)
 
 

@@ -62,6 +62,11 @@ class Hold:
         self._parts, self._held = parts, 0
         self._look()
 
+    def begin_part(self) -> None:
+        """Count one part more, which is not held."""
+        self._parts += 1
+        self._look()
+
     def end_part(self) -> None:
         """Count one part less."""
         self._parts -= 1

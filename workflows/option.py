@@ -28,6 +28,7 @@ from contracts.name import (
     TOOLS_QUEUE,
     continue_queue,
     start_queue,
+    tool_queue,
 )
 from contracts.tool_source import RemoteActivity
 
@@ -42,7 +43,8 @@ OPEN_JOB_TIMEOUT = timedelta(minutes=10)
 """Schedule to close of `open_job`: a tool worker that is away longer fails the job."""
 
 OPEN_JOB_ATTEMPT_TIMEOUT = timedelta(seconds=30)
-"""Start to close of one attempt of `open_job`: it stores a few rows."""
+"""Start to close of one attempt of `open_job`: it stores a few rows. Servers' tools are asked for
+one after the other, each within its own time, which comes on top."""
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)
 """Liveness of long activities; they heartbeat from their sixth second on."""
@@ -62,6 +64,17 @@ CHECK_APPROVAL_ATTEMPT_TIMEOUT = timedelta(seconds=30)
 
 CHECK_APPROVAL_ATTEMPTS = 5
 """Attempts at a rule, for workers that are lost."""
+
+KEEP_RESULT_TIMEOUT = timedelta(minutes=10)
+"""Schedule to close of `keep_result`: the call has been made, so its result is worth a wait."""
+
+KEEP_RESULT_ATTEMPT_TIMEOUT = timedelta(seconds=30)
+"""Start to close of one attempt of `keep_result`: it stores one row."""
+
+KEEP_RESULT_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
+)
+"""Bounded by the time above."""
 
 LLM_STEP_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=10)
@@ -93,10 +106,14 @@ def priority(job: AgentJobInput) -> Priority:
 
 def open_job_options(job: AgentJobInput, remaining: timedelta) -> ActivityOptions:
     """Return the options of `open_job`; `remaining` is the job's wall time that is left."""
+    longest = min(OPEN_JOB_TIMEOUT, remaining)
+    attempt = OPEN_JOB_ATTEMPT_TIMEOUT
+    for tool in job.agent.tools:
+        attempt += min(tool.mcp.list_timeout, longest) if tool.mcp else timedelta(0)
     return ActivityOptions(
         task_queue=TOOLS_QUEUE,
-        schedule_to_close_timeout=min(OPEN_JOB_TIMEOUT, remaining),
-        start_to_close_timeout=OPEN_JOB_ATTEMPT_TIMEOUT,
+        schedule_to_close_timeout=longest,
+        start_to_close_timeout=min(attempt, max(longest, OPEN_JOB_ATTEMPT_TIMEOUT)),
         retry_policy=OPEN_JOB_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
         priority=priority(job),
@@ -110,6 +127,18 @@ def check_approval_options(job: AgentJobInput, remaining: timedelta) -> Activity
         schedule_to_close_timeout=min(CHECK_APPROVAL_TIMEOUT, remaining),
         start_to_close_timeout=CHECK_APPROVAL_ATTEMPT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_attempts=CHECK_APPROVAL_ATTEMPTS),
+        cancellation_type=ActivityCancellationType.TRY_CANCEL,
+        priority=priority(job),
+    )
+
+
+def keep_result_options(job: AgentJobInput, remaining: timedelta) -> ActivityOptions:
+    """Return the options of `keep_result`; `remaining` is the job's wall time that is left."""
+    return ActivityOptions(
+        task_queue=TOOLS_QUEUE,
+        schedule_to_close_timeout=min(KEEP_RESULT_TIMEOUT, remaining),
+        start_to_close_timeout=KEEP_RESULT_ATTEMPT_TIMEOUT,
+        retry_policy=KEEP_RESULT_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
         priority=priority(job),
     )
@@ -180,7 +209,7 @@ def call_tool_options(
 ) -> ActivityOptions:
     """Return the options of a tool call, from its policy."""
     return ActivityOptions(
-        task_queue=TOOLS_QUEUE,
+        task_queue=tool_queue(tool.group),
         schedule_to_close_timeout=remaining,
         schedule_to_start_timeout=tool.queue_timeout,
         start_to_close_timeout=tool.timeout + TOOL_GRACE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import DefaultPayloadConverter
@@ -15,35 +15,39 @@ from temporalio.worker import (
 )
 
 from contracts.agent import ToolRef
-from contracts.tool import ToolOutcome
+from contracts.limit import MAX_REMOTE_RESULT_BYTES
+from contracts.tool import remote_text
 
 IDEMPOTENCY_HEADER = "idempotency-key"
 """Temporal header of an activity whose id was chosen, which is the key; as JSON text."""
 
-_ERROR = ToolOutcome.ERROR
+
+class RemoteResultError(Exception):
+    """An activity returned what cannot be read as a tool's result; no attempt would mend it."""
 
 
-def remote_answer(tool: ToolRef, payload: Payload) -> tuple[str, ToolOutcome]:
-    """Return what the model reads of an activity's result: text as it is, all else as its JSON."""
+def remote_answer(tool: ToolRef, payload: Payload) -> str:
+    """Return what the model reads of an activity's result.
+
+    Raises RemoteResultError for what is not JSON, or too large.
+    """
     encoding = payload.metadata.get("encoding", b"").decode(errors="replace")
     if encoding == "binary/null":
         content = "null"
     elif not encoding.startswith("json/"):
-        return f"error: {tool.tool_name} returned {encoding or 'no encoding'}, not JSON", _ERROR
+        found = f"{encoding[:100]!r}, not JSON" if encoding else "no encoding"
+        raise RemoteResultError(f"its activity returned a payload of {found}")
     else:
         try:
-            value = from_json(payload.data)
-            content = value if isinstance(value, str) else payload.data.decode()
+            content = remote_text(payload.data)
         except ValueError as error:
-            return f"error: {tool.tool_name} returned what is no JSON: {error}", _ERROR
-    size = len(to_json(content))
-    if size > tool.max_result_bytes:
-        return (
-            f"error: the result of {tool.tool_name} has {size:,} bytes, the limit is "
-            f"{tool.max_result_bytes:,} bytes",
-            _ERROR,
+            raise RemoteResultError(f"its activity returned what is no JSON: {error}") from error
+    size, limit = len(to_json(content)), min(tool.max_result_bytes, MAX_REMOTE_RESULT_BYTES)
+    if size > limit:
+        raise RemoteResultError(
+            f"its activity's result has {size:,} bytes, the limit is {limit:,} bytes"
         )
-    return content, ToolOutcome.OK
+    return content
 
 
 class IdempotencyKeys(Interceptor):

@@ -8,10 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from contracts.agent import PinnedTool
-from contracts.approval import Decision, Pause, Verdict
+from contracts.approval import Approval, Decision, Pause, Verdict
 from contracts.job import AgentJobInput, AgentJobResult, JobMessage, JobProgress, Spent, StopReason
 from contracts.llm_step import LLMStepResult, Usage
-from contracts.message import BlobRef, ContextRef, Message, Role, ToolCall
+from contracts.message import (
+    BlobRef,
+    ContextRef,
+    Message,
+    Role,
+    ToolCall,
+    is_empty,
+    is_none,
+)
 from contracts.tool import ToolOutcome
 
 MAX_SEEN_MESSAGES = 1_000
@@ -20,7 +28,7 @@ MAX_SEEN_MESSAGES = 1_000
 MAX_SEEN_DECISIONS = 1_000
 """Ids of decisions and pauses that are remembered, for the same reason."""
 
-MAX_LAST_ERROR_CHARS = 500
+MAX_LAST_ERROR_CHARS = 200
 """Of a tool's last error, for people who read why a job could go no further."""
 
 
@@ -67,7 +75,8 @@ class OpenCall(BaseModel):
     With a `blob`, that is what it will read, and `answer` is a preview.
 
     `reschedules` counts how often it was scheduled again because its workers were lost. With a
-    `request` it needs approval; `is_cleared` says that it has it, or was found to need none.
+    `request` it needs approval; `is_cleared` says that it has it, or was found to need none. A
+    `policy` of its own stands before that of its tool. `outcome` says how it has ended.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -78,6 +87,8 @@ class OpenCall(BaseModel):
     reschedules: int = 0
     request: ApprovalRequest | None = None
     is_cleared: bool = False
+    policy: Approval | None = Field(None, exclude_if=is_none)
+    outcome: ToolOutcome | None = Field(None, exclude_if=is_none)
 
     @property
     def is_waiting(self) -> bool:
@@ -90,13 +101,13 @@ class JobState(BaseModel):
 
     The conversation is the stored `context`, then the answers to `calls`, then `pending`, which no
     LLM step has committed yet, then `inbox`: messages that were sent to the job and wait for the
-    next turn. `pinned` are the tools that its agent's servers had when it opened. `branch` and
-    `next_step` make step ids. The branch is the end of a run id, and each run has its own: the
-    beginning of a run id is a clock, which two runs of one job can share. `attained_s` is the
-    engine time used so far, in seconds. `is_out` says that the last step asked for tools, so the
-    inference service waits for the next; `is_idle`, that it was told not to. `waiting_for` is what
-    the job can be found by while it waits for people; `waited_s` is the time in seconds during
-    which nothing but people was waited for.
+    next turn; `reading` are the ids of those among the pending. `pinned` are the tools that its
+    agent's servers had when it opened. `branch` and `next_step` make step ids. The branch is the
+    end of a run id, and each run has its own: the beginning of a run id is a clock, which two runs
+    of one job can share. `attained_s` is the engine time used so far, in seconds. `is_out` says
+    that the last step asked for tools, so the inference service waits for the next; `is_idle`, that
+    it was told not to. `waiting_for` is what the job can be found by while it waits for people;
+    `waited_s` is the time in seconds during which nothing but people was waited for.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -109,6 +120,7 @@ class JobState(BaseModel):
     calls: list[OpenCall] = Field(default_factory=list)
     pending: list[Message] = Field(default_factory=list)
     inbox: list[JobMessage] = Field(default_factory=list)
+    reading: list[str] = Field(default_factory=list, exclude_if=is_empty)
     seen_messages: list[str] = Field(default_factory=list)
     next_step: int = 1
     turns: int = 0
@@ -146,6 +158,7 @@ class JobState(BaseModel):
         self.turns += 1
         self.context = context
         self.pending = []
+        self.reading = []
 
     def count_call(self, tool: str) -> None:
         """Account for a tool call that is about to be made."""
@@ -187,7 +200,9 @@ class JobState(BaseModel):
             size += len(to_json(self.inbox[0].text))
             if self.pending and size > max_bytes:
                 return
-            self.pending.append(Message(role=Role.USER, content=self.inbox.pop(0).text))
+            message = self.inbox.pop(0)
+            self.pending.append(Message(role=Role.USER, content=message.text))
+            self.reading.append(message.id)
 
     def result(self, stop_reason: StopReason, answer: str | None = None) -> AgentJobResult:
         """Return the job's result as it stands."""
@@ -200,6 +215,7 @@ class JobState(BaseModel):
             usage=self.usage,
             engine_s=self.attained_s,
             waited_s=self.waited_s,
+            unread=(*self.reading, *(message.id for message in self.inbox)),
         )
 
     def spent(self) -> Spent:

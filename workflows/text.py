@@ -98,11 +98,11 @@ def details(agent: AgentSpec, state: JobState, waits: JobWaits) -> str:
         f"| {state.tool_calls} of {limits.max_tool_calls} "
         f"| {usage.prompt_tokens}{lower_bound} | {usage.cached_tokens} "
         f"| {usage.completion_tokens} | {usage.wasted_tokens} |\n"
-        f"{_pending_table(waits)}"
+        f"{pending_table(waits)}"
     )
 
 
-def _pending_table(waits: JobWaits) -> str:
+def pending_table(waits: JobWaits) -> str:
     """Return the calls that wait for people, as a Markdown table; no text if there are none."""
     if not waits.pending:
         return ""

@@ -13,15 +13,19 @@ from pydantic_core import to_json
 
 from contracts.agent import AgentSpec, SubAgent, ToolRef
 from contracts.job import StopReason
-from contracts.limit import MAX_APPEND_BYTES
+from contracts.limit import MAX_APPEND_BYTES, MAX_CARRIED_BYTES
 from contracts.llm_step import OutputForm
 from contracts.message import Message, Role, ToolCall
+from contracts.tool import ToolOutcome
 from workflows.offer import calls_left, held_back_by
 from workflows.state import JobState, OpenCall
 from workflows.text import one_line
 
 MAX_NAME_CHARS = 80
 """A tool name the model made up is shown no longer than this."""
+
+_JOB_BYTES = 4_000
+"""What a run's input holds beside agent and state: names, a preview of the input, keys of JSON."""
 
 
 def plan_calls(
@@ -98,11 +102,35 @@ def tool_messages(calls: Sequence[OpenCall], missing: str = "") -> list[Message]
     )
 
 
-def shrink(calls: Sequence[OpenCall]) -> None:
-    """Cut down the answers that are there until they fit what a job may carry to its next run."""
-    answered = [each for each in calls if each.answer is not None]
-    for each, message in zip(answered, tool_messages(answered), strict=True):
-        each.answer, each.blob = message.content, message.blob
+def shrink(agent: AgentSpec, state: JobState, limit: int = MAX_CARRIED_BYTES) -> None:
+    """Cut down what a job hands on to its next run until it fits one payload.
+
+    Arguments of calls that have their answer go: nobody reads them again. That is enough for all
+    that tool workers return. Beyond it, the largest is replaced by an error text: an answer of a
+    sub-agent or of a remote activity, or a call that is still to be made.
+    """
+    for each in state.calls:
+        if each.answer is not None:
+            each.call = each.call.model_copy(update={"arguments": {}})
+    others = state.model_copy(update={"calls": [], "pending": []})
+    room = limit - _JOB_BYTES - len(to_json(agent)) - len(to_json(others))
+    state.pending = fit(state.pending, room)
+    sizes = [len(to_json(each)) for each in state.calls]
+    for place in _largest_first(sizes):
+        if sum(sizes) <= room:
+            break
+        each = state.calls[place]
+        if each.answer is None:
+            text = (
+                f"error: {each.call.tool} was not called: its arguments have {sizes[place]:,} "
+                f"bytes, more than a job can keep for so long; call it again, with less"
+            )
+            state.count_answer(each.call.tool, ToolOutcome.ERROR, text)
+        else:
+            text = _too_large(sizes[place], room)
+        call = each.call.model_copy(update={"arguments": {}})
+        state.calls[place] = each.model_copy(update={"call": call, "answer": text, "blob": None})
+        sizes[place] = len(to_json(state.calls[place]))
 
 
 def limit_error(stop: StopReason) -> str:
@@ -132,16 +160,22 @@ def fit(messages: Sequence[Message], limit: int = MAX_APPEND_BYTES) -> list[Mess
     """
     sizes = [len(to_json(message)) for message in messages]
     fitting = list(messages)
-    for place in sorted(range(len(sizes)), key=lambda place: sizes[place], reverse=True):
+    for place in _largest_first(sizes):
         if sum(sizes) <= limit:
             break
         fitting[place] = messages[place].model_copy(
-            update={
-                "content": f"error: the result has {sizes[place]:,} bytes, and the results of "
-                f"this turn together would pass the limit of {limit:,} bytes; "
-                f"ask for less, or call fewer tools at once",
-                "blob": None,
-            }
+            update={"content": _too_large(sizes[place], limit), "blob": None}
         )
         sizes[place] = len(to_json(fitting[place]))
     return fitting
+
+
+def _largest_first(sizes: Sequence[int]) -> list[int]:
+    return sorted(range(len(sizes)), key=lambda place: sizes[place], reverse=True)
+
+
+def _too_large(size: int, limit: int) -> str:
+    return (
+        f"error: the result has {size:,} bytes, and the results of this turn together would pass "
+        f"the limit of {limit:,} bytes; ask for less, or call fewer tools at once"
+    )

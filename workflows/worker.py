@@ -10,9 +10,10 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from contracts.error import MusterError
 from workflows.agent import AgentWorkflow
+from workflows.plan import PlanWorkflow
 from workflows.remote import IdempotencyKeys
 
-WORKFLOWS: list[type] = [AgentWorkflow]
+WORKFLOWS: list[type] = [AgentWorkflow, PlanWorkflow]
 
 INTERCEPTORS: list[Interceptor] = [IdempotencyKeys()]
 
@@ -32,7 +33,19 @@ PASSTHROUGH = (
     "workflows.limit",
     "workflows.offer",
     "workflows.option",
+    "workflows.plan_agent",
+    "workflows.plan_check",
+    "workflows.plan_graph",
+    "workflows.plan_live",
+    "workflows.plan_node",
+    "workflows.plan_place",
+    "workflows.plan_progress",
+    "workflows.plan_state",
+    "workflows.plan_text",
+    "workflows.plan_type",
+    "workflows.reference",
     "workflows.remote",
+    "workflows.schema",
     "workflows.state",
     "workflows.stepping",
     "workflows.text",

@@ -165,7 +165,8 @@ async def _answer(connection: asyncpg.Connection, query: Query) -> dict[str, Jso
     if not attributes:
         await statement.fetch(*values)
         return {"rows_affected": _count(statement.get_statusmsg())}
-    table = Table([each.name for each in attributes], query.max_rows, query.max_bytes)
+    names = [each.name for each in attributes]
+    table = Table(names, query.max_rows, query.max_bytes, query.scrub)
     json_places = {n for n, each in enumerate(attributes) if each.type.name in ("json", "jsonb")}
     cursor = await statement.cursor(*values)
     batch = 1

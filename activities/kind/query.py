@@ -18,6 +18,8 @@ from pydantic_core import to_json
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from activities.error_map import Scrub
+
 MAX_CELL_CHARS = 8_000
 """A longer cell is cut, with a note of what is missing."""
 
@@ -48,6 +50,8 @@ class Query:
     max_rows: int
     max_bytes: int
     timeout_s: float
+    scrub: Scrub = str
+    """Takes secrets out of a cell before it is cut."""
 
 
 def parameter_names(statement: str) -> list[str]:
@@ -80,6 +84,7 @@ class Table:
     columns: Sequence[str]
     max_rows: int
     max_bytes: int
+    scrub: Scrub = str
     _rows: list[list[JsonValue]] = field(default_factory=list)
     _bytes: int = 0
     _note: str = ""
@@ -97,7 +102,7 @@ class Table:
         """Take one row, unless it is one too many."""
         if self._note:
             return
-        cells = [cell(value) for value in row]
+        cells = [cell(value, self.scrub) for value in row]
         size = _size(cells) + 1
         if len(self._rows) == self.max_rows:
             self._note = f"there are more rows than max_rows, which is {self.max_rows:,}"
@@ -118,7 +123,7 @@ class Table:
         return found
 
 
-def cell(value: Any) -> JsonValue:
+def cell(value: Any, scrub: Scrub = str) -> JsonValue:
     """Return a database's value as JSON: exact numbers, dates and the like as text."""
     match value:
         case None | bool():
@@ -128,28 +133,29 @@ def cell(value: Any) -> JsonValue:
         case float():
             return value if math.isfinite(value) else str(value)
         case str():
-            return _cut(value)
+            return _cut(value, scrub)
         case Decimal():
             return str(value)
         case bytes() | bytearray() | memoryview():
-            return _cut(base64.b64encode(bytes(value)).decode())
+            return _cut(base64.b64encode(bytes(value)).decode(), scrub)
         case dt.date() | dt.time():
             return value.isoformat()
         case Mapping():
-            return _nested({str(key): cell(each) for key, each in value.items()})
+            return _nested({str(key): cell(each, scrub) for key, each in value.items()}, scrub)
         case list() | tuple():
-            return _nested([cell(each) for each in value])
+            return _nested([cell(each, scrub) for each in value], scrub)
         case _:
-            return _cut(str(value))
+            return _cut(str(value), scrub)
 
 
-def _nested(value: JsonValue) -> JsonValue:
+def _nested(value: JsonValue, scrub: Scrub) -> JsonValue:
     """Return an array or an object as it is, or the beginning of its text if it is large."""
     text = json.dumps(value, ensure_ascii=False)
-    return value if len(text) <= MAX_CELL_CHARS else _cut(text)
+    return value if len(text) <= MAX_CELL_CHARS else _cut(text, scrub)
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, scrub: Scrub) -> str:
+    text = scrub(text) if len(text) > MAX_CELL_CHARS else text
     if len(text) > MAX_CELL_CHARS:
         text = f"{text[:MAX_CELL_CHARS]}… ({len(text) - MAX_CELL_CHARS:,} more characters)"
     return re.sub(r"[\ud800-\udfff]", "�", text)

@@ -60,6 +60,7 @@ class SqlTools:
                 max_rows=database.max_rows,
                 max_bytes=ref.max_result_bytes,
                 timeout_s=ref.timeout.total_seconds(),
+                scrub=self._secrets.scrub,
             )
             return lambda: self._ask(url, query)
 

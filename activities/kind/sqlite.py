@@ -122,7 +122,7 @@ class _Call:
         statement = named(query.statement) if query.is_template else query.statement
         cursor = connection.execute(statement, _bindable(query.values))
         columns = [each[0] for each in cursor.description or ()]
-        table = Table(columns, query.max_rows, query.max_bytes)
+        table = Table(columns, query.max_rows, query.max_bytes, query.scrub)
         # One that writes is run to its end, however many rows come back of it.
         for row in cursor:
             table.add(row)

@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -46,8 +46,10 @@ from inference_service.engine.protocol import (
     EngineRequest,
     EngineRequestError,
     EngineStats,
+    EngineStepStats,
     EngineTiming,
     answer_room,
+    ignore_step,
 )
 from inference_service.engine.tokenizer import TransformersTokenizer
 
@@ -78,6 +80,7 @@ class OpenAIEngine:
     def __init__(self, config: OpenAIConfig) -> None:
         self.config = config
         self.capabilities: frozenset[Capability] = frozenset()
+        self.on_step: Callable[[EngineStepStats], object] = ignore_step
         self._client: httpx.AsyncClient | None = None
         self._tokenizer: TransformersTokenizer | None = None
         self._capacity: EngineCapacity | None = None

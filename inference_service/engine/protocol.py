@@ -5,7 +5,7 @@ One conformance suite (`tests/engine`) holds for every implementation.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, Protocol
@@ -47,6 +47,8 @@ class Capability(StrEnum):
     """`stats` tells all that runs in the engine; without, our own requests only."""
     PRIORITY = auto()
     """`EngineRequest.priority` decides the order; without, it changes nothing."""
+    STEPS = auto()
+    """`on_step` is called after each engine step; without, never."""
     TIMING = auto()
     """Timings are the engine's own; without, waiting in its queue counts as prefill."""
 
@@ -120,6 +122,26 @@ class EngineStats:
     num_preemptions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStepStats:
+    """One engine step: how long the device computed, in seconds, and what.
+
+    `prefill_tokens` are of prompts, `decode_tokens` of the `decode_requests` requests that were
+    past theirs; more of them than of these requests are tokens that a preempted one computes again.
+    `duration_s` is infinite where the engine prepares its next step during this one: then all the
+    time since the step before went to it.
+    """
+
+    duration_s: float
+    prefill_tokens: int
+    decode_tokens: int
+    decode_requests: int
+
+
+def ignore_step(_: EngineStepStats) -> None:
+    """Do nothing: what engines call after a step until somebody wants to know."""
+
+
 def answer_room(request: EngineRequest, max_model_len: int) -> int:
     """Return how many tokens a request may sample at most; EngineRequestError if none."""
     room = max_model_len - len(request.prompt_token_ids)
@@ -168,6 +190,9 @@ class Engine(Protocol):
     its KV blocks are free after the engine step in progress. Raises `EngineRequestError` for a
     request that can never run, `EngineDeadError` when the engine is gone.
     """
+
+    on_step: Callable[[EngineStepStats], object]
+    """Called after each engine step, before the tokens that it sampled are told."""
 
     @property
     def tokenizer(self) -> ChatTokenizer:

@@ -20,11 +20,13 @@ from inference_service.engine.protocol import (
     EngineOutput,
     EngineRequest,
     EngineStats,
+    EngineStepStats,
     EngineTiming,
     answer_room,
+    ignore_step,
 )
 from inference_service.engine.schema_instance import WORDS, make_instance
-from inference_service.engine.simulation import CostModel, Generation, Simulation
+from inference_service.engine.simulation import CostModel, EngineStep, Generation, Simulation
 
 Respond = Callable[[EngineRequest, str], str]
 """Answers a request, given the decoded text of its prompt. Must be deterministic."""
@@ -98,6 +100,7 @@ class SimulatedEngine:
         self.config = config or SimulatedConfig()
         self._respond = respond or self._make_answer
         self._tokenizer = tokenizer or ByteTokenizer()
+        self.on_step: Callable[[EngineStepStats], object] = ignore_step
         self._death: str | None = "is not started"
         self._runner: asyncio.Task[None] | None = None
 
@@ -259,6 +262,7 @@ class SimulatedEngine:
             await asyncio.sleep(wall - loop.time() if scale else 0)
             await self._resumed.wait()
             self._now_s += step.duration_s
+            self.on_step(self._told(step))
             for generation, piece in self._simulation.update(step, self._now_s):
                 self._deliver(generation, piece)
 
@@ -278,6 +282,16 @@ class SimulatedEngine:
                 self._scaled(piece.timing),
             )
         stream.pieces.put_nowait(piece)
+
+    def _told(self, step: EngineStep) -> EngineStepStats:
+        decoding = {g: n for g, n in step.num_tokens.items() if g.num_sampled}
+        decode_tokens = sum(decoding.values())
+        return EngineStepStats(
+            duration_s=step.duration_s * self.config.time_scale,
+            prefill_tokens=sum(step.num_tokens.values()) - decode_tokens,
+            decode_tokens=decode_tokens,
+            decode_requests=len(decoding),
+        )
 
     def _scaled(self, timing: EngineTiming) -> EngineTiming:
         scale = self.config.time_scale

@@ -11,7 +11,7 @@ import gc
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,9 @@ from inference_service.engine.protocol import (
     EngineRequest,
     EngineRequestError,
     EngineStats,
+    EngineStepStats,
     answer_room,
+    ignore_step,
 )
 from inference_service.engine.tokenizer import TransformersTokenizer
 from inference_service.engine.vllm_event import EventFollower
@@ -103,7 +105,8 @@ class VLLMEngine:
         self._capacity: EngineCapacity | None = None
         self._on_cpu = False
         self._in_flight: set[str] = set()
-        self._load = LatestLoad()
+        self.on_step: Callable[[EngineStepStats], object] = ignore_step
+        self._load = self._new_load()
         self._cache: CacheMirror | None = None
         self._events: EventFollower | None = None
         self._guardian = Guardian()
@@ -207,7 +210,13 @@ class VLLMEngine:
         if self._events is not None:
             await self._events.close()
         await asyncio.to_thread(self._guardian.close)
-        self._load = LatestLoad()
+        self._load = self._new_load()
+
+    def _new_load(self) -> LatestLoad:
+        return LatestLoad(self._stepped)
+
+    def _stepped(self, step: EngineStepStats) -> None:
+        self.on_step(step)
 
     async def _launched(self) -> None:
         """Launch in a thread, handing each process to the guardian as it appears."""
@@ -233,6 +242,7 @@ class VLLMEngine:
             vllm_config = self._arguments().create_engine_config()
         except (ValueError, OSError) as error:
             raise self._refusal(error) from error
+        self._load.runs_ahead = bool(vllm_config.scheduler_config.async_scheduling)
         try:
             self._engine = AsyncLLM(
                 vllm_config,
@@ -280,6 +290,7 @@ class VLLMEngine:
                 "disable_any_whitespace": True,
             },
             enable_log_requests=False,
+            enable_logging_iteration_details=True,
             use_tqdm_on_load=False,
             **{name: size for name, size in sizes.items() if size},
         )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from contracts.error import UnavailableError
 from contracts.llm_step import FinishReason
-from inference_service.engine.protocol import EngineCapacity, EngineOutput, EngineTiming
+from inference_service.engine.protocol import (
+    EngineCapacity,
+    EngineOutput,
+    EngineStepStats,
+    EngineTiming,
+)
 
 FINISH_REASONS = {
     "stop": FinishReason.STOP,
@@ -19,10 +26,13 @@ FINISH_REASONS = {
 class LatestLoad:
     """A stat logger of vLLM that keeps the scheduler's last word and writes nothing.
 
-    `num_preemptions` adds up what each engine step tells.
+    `num_preemptions` adds up what each engine step tells. `on_step` hears of each; where vLLM
+    schedules the next one during it (`runs_ahead`), what it measures is not what the device took.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_step: Callable[[EngineStepStats], object]) -> None:
+        self.on_step = on_step
+        self.runs_ahead = False
         self.num_running = 0
         self.num_waiting = 0
         self.kv_cache_usage = 0.0
@@ -36,8 +46,20 @@ class LatestLoad:
                 scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             )
             self.kv_cache_usage = scheduler_stats.kv_cache_usage
+            self._tell(scheduler_stats.iteration_details)
         if iteration_stats is not None:
             self.num_preemptions += iteration_stats.num_preempted_reqs
+
+    def _tell(self, details: Any) -> None:
+        if details is not None and not details.is_dummy:
+            self.on_step(
+                EngineStepStats(
+                    duration_s=math.inf if self.runs_ahead else details.elapsed_ms / 1_000,
+                    prefill_tokens=details.num_ctx_tokens,
+                    decode_tokens=details.num_generation_tokens,
+                    decode_requests=details.num_generation_requests,
+                )
+            )
 
     def log(self) -> None:
         """Write nothing."""

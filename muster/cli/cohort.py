@@ -31,6 +31,8 @@ def cohort_view(cohorts: dict[str, Any]) -> RenderableType:
         f"Prompts      {_share(tokens['cached'], tokens['prompt'])} cached, overhead "
         f"{cohorts['overhead']['computed_tokens']:,} tokens",
     ]
+    if cohorts["gpu"]["wall_s"]:
+        lines.append(f"Engine time  {_engine_time(cohorts['gpu'])}")
     if last := cohorts["last_cohorts"]:
         sizes = " ".join(str(len(cohort["steps"])) for cohort in last)
         lines.append(f"Last cohorts {sizes}")
@@ -38,6 +40,24 @@ def cohort_view(cohorts: dict[str, Any]) -> RenderableType:
     if seen["gaps"]:
         parts.append(_gap_table(seen["gaps"]))
     return Group(*parts)
+
+
+USES = {
+    "useful_prefill_s": "prefill",
+    "useful_decode_s": "decode",
+    "pending_s": "in progress",
+    "recompute_s": "computed again",
+    "waste_s": "wasted",
+    "gap_s": "gaps",
+    "idle_ready_s": "idle with steps in line",
+    "idle_s": "nothing to do",
+}
+"""What is shown of a `GPUAccount`; parts of less than half a percent are left out."""
+
+
+def _engine_time(gpu: dict[str, float]) -> str:
+    shares = {use: gpu[name] / gpu["wall_s"] for name, use in USES.items()}
+    return ", ".join(f"{share:.0%} {use}" for use, share in shares.items() if share >= 0.005)
 
 
 def _gap_table(gaps: list[dict[str, Any]]) -> Table:

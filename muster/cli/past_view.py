@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from contracts.message import Message, Role
+from contracts.message import Role
 from muster.cli.view import call_text, printable
 from muster.history_size import HistorySize
 from muster.transcript import Entry, Transcript
@@ -31,10 +31,17 @@ def transcript_view(transcript: Transcript, *, full: bool) -> RenderableType:
     for number, entry in enumerate(transcript.entries, 1):
         parts += [
             _heading(number, entry),
-            Padding(_content(entry.message, full=full), (0, 0, 1, 2)),
+            Padding(_content(entry, full=full), (0, 0, 1, 2)),
         ]
     for call in transcript.unanswered:
         parts.append(Text(f"no answer yet: {printable(call_text(call.tool, call.arguments))}"))
+    for message in transcript.unread:
+        heading = Text.assemble(
+            ("  -  ", "dim"), (Role.USER.value, _STYLES[Role.USER]), f"  {printable(message.id)}",
+            ("  (unread)", "yellow"),
+        )  # fmt: skip
+        text = printable(message.text) if full else _shortened(message.text)
+        parts += [heading, Padding(Text(text), (0, 0, 1, 2))]
     return Group(*parts) if parts else Text("no message yet", style="dim")
 
 
@@ -50,8 +57,12 @@ def _heading(number: int, entry: Entry) -> Text:
     return heading
 
 
-def _content(message: Message, *, full: bool) -> Text:
+def _content(entry: Entry, *, full: bool) -> Text:
+    message = entry.message
     text = Text(printable(message.content) if full else _shortened(message.content))
+    if message.blob and not entry.whole:
+        why = "the store no longer has it whole" if full else "--full shows it whole"
+        text.append(f"\n[the beginning of {message.blob.bytes:,} bytes; {why}]", style="dim")
     for call in message.tool_calls:
         asked = call_text(call.tool, call.arguments)
         shown = printable(asked) if full else _shortened(asked)

@@ -27,6 +27,9 @@ PLAIN_WIDTH = 160
 PREVIEW_CHARS = 200
 """Of a message, an argument list or a tool result in a turn table."""
 
+MAX_IDS = 5
+"""Of the messages that a job has not read."""
+
 _STYLES = {
     JobStatus.RUNNING: "cyan",
     JobStatus.COMPLETED: "green",
@@ -161,24 +164,34 @@ def job_table(rows: Sequence[JobRow], now: datetime) -> RenderableType:
     return table
 
 
-def job_view(report: JobReport, link: str) -> RenderableType:
-    """Return all that people see of one job: head, turns, answer or end, time, link."""
+def job_view(report: JobReport, link: str, people: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return all that people see of one job: head, turns, `people`, answer or end, time, link."""
     state = Text(report.status.value, style=_STYLES[report.status])
     head = Text.assemble(
         ("job ", "bold"), report.job_id, "  ", state, "  ", report.agent or "?", " on ",
         report.model or "?", f"  started {report.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
         f"  {show_duration(report.wall_s)}",
     )  # fmt: skip
-    parts: list[RenderableType] = [head, _totals(report), _turn_table(report)]
+    parts: list[RenderableType] = [head, _totals(report), _turn_table(report), *people]
     if report.answer is not None:
         title = "last answer" if report.status is JobStatus.STOPPED else "answer"
         parts += [Text(title, style="bold"), Text(printable(report.answer)), Text()]
     elif report.status is not JobStatus.RUNNING:
         parts += [Text(printable(verdict(report)[0]), style=_STYLES[report.status]), Text()]
+    if report.unread:
+        parts += [Text(_unread(report), style="yellow"), Text()]
     parts.append(time_table(report))
     if link:
         parts.append(Text(link, no_wrap=True, overflow="ignore"))
     return Group(*parts)
+
+
+def _unread(report: JobReport) -> str:
+    number, ids = len(report.unread), ", ".join(map(printable, report.unread[:MAX_IDS]))
+    what = f"{_count(number, 'message')}: {ids}{', …' if number > MAX_IDS else ''}"
+    if report.status is JobStatus.RUNNING:
+        return f"not read yet: {what}"
+    return f"the job ended before it read {what}"
 
 
 def _totals(report: JobReport) -> Text:

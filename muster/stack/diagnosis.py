@@ -24,6 +24,7 @@ from muster.stack.namespace import check_namespace
 from muster.stack.port import check_ports
 from muster.stack.postgres import choose_user, installed_programs
 from muster.stack.process import Command, run_briefly
+from muster.stack.queue import QUEUES, poller_pids, queues_of, waiting_tasks
 from muster.stack.state import (
     PartState,
     StackPhase,
@@ -33,7 +34,7 @@ from muster.stack.state import (
     running_stack,
 )
 from muster.stack.temporal import temporal_program
-from muster.stack.worker import QUEUES, check_inference, inference_stats, poller_pids, waiting_tasks
+from muster.stack.worker import check_inference, inference_stats
 from store.database import Database
 
 MIN_FREE_BYTES = 1024**3
@@ -209,14 +210,16 @@ async def _stuck_jobs(settings: Settings) -> str:
 def _pollers(role: str) -> Check:
     async def check(settings: Settings) -> str:
         client: Client = await connect(settings, role="doctor")
-        queue, kind = QUEUES[role]
-        pollers = await poller_pids(client, queue, kind)
         record = running_stack(settings.data_dir)
         own = {part.pid for part in record.parts if part.name == role} if record else set()
-        if not pollers or (own - {None} and not own & set(pollers)):
-            raise _FaultError(f"nobody polls task queue {queue!r}", hint=f"see {role}.log")
-        waiting = await waiting_tasks(client, queue, kind)
-        return f"{', '.join(pollers.values())}; {waiting:,} tasks wait on {queue!r}"
+        found, waits = dict[str, None](), list[str]()
+        for queue, kind in queues_of(role, settings):
+            pollers = await poller_pids(client, queue, kind)
+            if not pollers or (own - {None} and not own & set(pollers)):
+                raise _FaultError(f"nobody polls task queue {queue!r}", hint=f"see {role}.log")
+            found |= dict.fromkeys(pollers.values())
+            waits.append(f"{await waiting_tasks(client, queue, kind):,} tasks wait on {queue!r}")
+        return f"{', '.join(found)}; {', '.join(waits)}"
 
     return check
 

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import httpx
-from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import (
-    DescribeTaskQueueRequest,
-    DescribeTaskQueueResponse,
-)
-from temporalio.client import Client
-from temporalio.service import RPCError
 
 from contracts.error import UnavailableError
-from contracts.name import AGENTS_QUEUE, TOOLS_QUEUE
 from muster.connection import connect
 from muster.settings import Settings
 from muster.stack.process import Command
+from muster.stack.queue import QUEUES, poller_pids, queues_of
 
 CHECK_TIMEOUT_S = 2.0
 KILL_MARGIN_S = 5.0
 """A worker that drains gets this much longer than its drain before it is killed."""
-
-QUEUES = {
-    "agents": (AGENTS_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW),
-    "tools": (TOOLS_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +40,11 @@ class WorkerPart:
         return worker_command(self.name, self.settings)
 
     async def check(self, pid: int) -> None:
-        """Raise UnavailableError unless the process is among the pollers of its task queue."""
+        """Raise UnavailableError unless the process is among the pollers of its task queues."""
         client = await connect(self.settings, role="stack")
-        if pid not in await poller_pids(client, *QUEUES[self.name]):
-            raise UnavailableError(f"process {pid} does not poll {self.address} yet")
+        for queue, kind in queues_of(self.name, self.settings):
+            if pid not in await poller_pids(client, queue, kind):
+                raise UnavailableError(f"process {pid} does not poll task queue {queue} yet")
 
     async def watch(self) -> None:
         """Need nothing: a worker whose servers are away reconnects, or ends."""
@@ -113,42 +99,6 @@ async def inference_cohorts(url: str) -> dict[str, object]:
     response = await _get(url, "/cohorts")
     cohorts: dict[str, object] = response.json()
     return cohorts
-
-
-async def poller_pids(
-    client: Client, queue: str, kind: TaskQueueType.ValueType
-) -> Mapping[int, str]:
-    """Return the identity, by process id, of each of our processes that polls a task queue."""
-    found = await _describe(client, queue, kind)
-    pids: dict[int, str] = {}
-    for poller in found.pollers:
-        _, _, process = poller.identity.rpartition("/")
-        pid = process.partition("@")[0]
-        if pid.isdigit():
-            pids[int(pid)] = poller.identity
-    return pids
-
-
-async def waiting_tasks(client: Client, queue: str, kind: TaskQueueType.ValueType) -> int:
-    """Return about how many tasks wait on a task queue because no worker has room for them."""
-    return (await _describe(client, queue, kind)).stats.approximate_backlog_count
-
-
-async def _describe(
-    client: Client, queue: str, kind: TaskQueueType.ValueType
-) -> DescribeTaskQueueResponse:
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace,
-        task_queue=TaskQueue(name=queue),
-        task_queue_type=kind,
-        report_stats=True,
-    )
-    try:
-        return await client.workflow_service.describe_task_queue(
-            request, timeout=timedelta(seconds=CHECK_TIMEOUT_S)
-        )
-    except RPCError as error:
-        raise UnavailableError(f"Temporal cannot describe {queue!r}: {error.message}") from error
 
 
 def worker_command(name: str, settings: Settings) -> Command:

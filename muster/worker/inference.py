@@ -11,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from contracts.error import UnavailableError
 from inference_service.engine.openai import OpenAIEngine
@@ -18,11 +20,13 @@ from inference_service.engine.openai_wire import OpenAIConfig
 from inference_service.engine.protocol import Engine, EngineCapacity
 from inference_service.engine.simulated import SimulatedConfig, SimulatedEngine
 from inference_service.http import http_app
+from inference_service.metric import ServiceMetrics
 from inference_service.scheduler.event import CapacityChanged
 from inference_service.scheduler.ready_cohort import ReadyCohort
 from inference_service.scheduler.setting import SchedulerSettings
 from inference_service.service import InferenceService
 from inference_service.worker import WorkerSettings, fail_orphans, serve
+from muster import telemetry
 from muster.connection import connect, identity
 from muster.settings import Settings
 from muster.stack.namespace import check_namespace
@@ -64,7 +68,11 @@ async def _serve(settings: Settings, stop: asyncio.Event, http: socket.socket) -
             contexts=ContextStore(database),
             replica=settings.replica,
         )
-        async with _http(service, settings, capacity, http):
+        metrics = CollectorRegistry()
+        meter = telemetry.meter("inference", metrics)
+        ServiceMetrics(meter, service, model=settings.served_model)
+        app = http_app(service, model=settings.served_model, capacity=capacity, metrics=metrics)
+        async with _http(app, http):
             await serve(
                 client,
                 service,
@@ -157,11 +165,8 @@ def _worker_settings(settings: Settings) -> WorkerSettings:
 
 
 @contextlib.asynccontextmanager
-async def _http(
-    service: InferenceService, settings: Settings, capacity: EngineCapacity, bound: socket.socket
-) -> AsyncIterator[None]:
-    """Serve health and statistics on the bound socket."""
-    app = http_app(service, model=settings.served_model, capacity=capacity)
+async def _http(app: Starlette, bound: socket.socket) -> AsyncIterator[None]:
+    """Serve the application on the bound socket."""
     server = _Server(uvicorn.Config(app, log_config=None))
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:

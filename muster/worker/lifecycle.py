@@ -20,16 +20,22 @@ def stop_event() -> asyncio.Event:
     return stop
 
 
-async def run_until(stop: asyncio.Event, worker: Worker) -> None:
-    """Run a Temporal worker until `stop` is set or it fails; its tasks get its grace period."""
-    running = asyncio.create_task(worker.run())
+async def run_until(stop: asyncio.Event, *workers: Worker) -> None:
+    """Run Temporal workers until `stop` is set or one fails; their tasks get their grace period."""
+    running = [asyncio.create_task(worker.run()) for worker in workers]
     stopping = asyncio.create_task(stop.wait())
-    _logger.info("polling", extra={"queue": worker.task_queue})
+    queues = ", ".join(worker.task_queue for worker in workers)
+    _logger.info("polling", extra={"queue": queues})
     try:
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            _logger.info("stopping", extra={"queue": worker.task_queue})
-            await worker.shutdown()
+        await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        _logger.info("stopping", extra={"queue": queues})
+        await asyncio.gather(
+            *(
+                worker.shutdown()
+                for worker, task in zip(workers, running, strict=True)
+                if not task.done()
+            )
+        )
     finally:
         stopping.cancel()
-    await running
+    await asyncio.gather(*running)

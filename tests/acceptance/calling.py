@@ -17,7 +17,10 @@ from activities.toolbox import Toolbox
 from activities.worker import tool_activities
 from contracts.agent import AgentSpec
 from contracts.job import AgentJobInput, AgentJobResult
-from contracts.name import AGENT_WORKFLOW, AGENTS_QUEUE, TOOLS_QUEUE
+from contracts.name import AGENT_WORKFLOW, AGENTS_QUEUE
+from inference_service.engine.simulated import SimulatedConfig
+from muster.settings import load_settings
+from muster.worker.tools import tool_workers
 from store.database import Database
 from store.schema import tool_ledger
 from tests.inference_service.harness import harness
@@ -48,11 +51,11 @@ class Calling:
     database: Database
     model: str
 
-    async def start(self, agent: AgentSpec) -> Handle:
+    async def start(self, agent: AgentSpec, tenant: str = "default") -> Handle:
         """Start a job."""
         handle: Handle = await self.client.start_workflow(
             AGENT_WORKFLOW,
-            AgentJobInput(agent=agent, input="Do it.", model=self.model),
+            AgentJobInput(agent=agent, input="Do it.", model=self.model, tenant=tenant),
             id=f"job-{uuid4()}",
             task_queue=AGENTS_QUEUE,
             result_type=AgentJobResult,
@@ -62,16 +65,26 @@ class Calling:
     async def ledger(self, job_id: str) -> list[sa.Row[Any]]:
         """Return the ledger's rows of a job's calls, in order."""
         table = tool_ledger.c
-        query = sa.select(table.call_id, table.tool, table.outcome, table.result)
+        query = sa.select(table.call_id, table.tool, table.outcome, table.result, table.error)
         of_job = query.where(table.job_id == job_id).order_by(table.call_id, table.attempt)
         return list(await self.database.fetch(of_job, {}))
 
 
 @asynccontextmanager
 async def calling(
-    client: Client, database: Database, model: Model, *, max_tool_calls: int = 64
+    client: Client,
+    database: Database,
+    model: Model,
+    *,
+    max_tool_calls: int = 64,
+    tools: bool = True,
+    tool_groups: str = "",
+    config: SimulatedConfig | None = None,
 ) -> AsyncIterator[Calling]:
-    """Serve a scripted model, tools and agents."""
+    """Serve a scripted model, agents and, unless another process does, `tools`.
+
+    Tools of groups, too, as a setting names them.
+    """
     name = f"m-{uuid4().hex[:12]}"
 
     def respond(request: Any, prompt: str) -> str:
@@ -79,17 +92,14 @@ async def calling(
         return json.dumps(model(number, prompt))
 
     async with AsyncExitStack() as stack:
-        h = await stack.enter_async_context(harness(database, respond=respond))
+        h = await stack.enter_async_context(harness(database, config=config, respond=respond))
         await stack.enter_async_context(serving(client, h, name))
-        activities = tool_activities(database, Toolbox())
-        await stack.enter_async_context(
-            Worker(
-                client,
-                task_queue=TOOLS_QUEUE,
-                activities=activities,
-                max_concurrent_activities=max_tool_calls,
-            )
-        )
+        if tools:
+            toolbox = await stack.enter_async_context(Toolbox())
+            activities = tool_activities(database, toolbox)
+            settings = load_settings(max_tool_calls=max_tool_calls, tool_groups=tool_groups)
+            for worker in tool_workers(client, settings, activities):
+                await stack.enter_async_context(worker)
         await stack.enter_async_context(
             Worker(
                 client,

@@ -11,7 +11,7 @@ from temporalio.client import Client
 
 from contracts.agent import AgentSpec, Sampling, ToolRef
 from contracts.name import TOOLS_QUEUE
-from muster.stack.worker import QUEUES, waiting_tasks
+from muster.stack.queue import QUEUES, waiting_tasks
 from store.database import Database
 from tests.acceptance.calling import asks, calling, says
 from tests.activities.conftest import GOOD

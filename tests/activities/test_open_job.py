@@ -95,4 +95,4 @@ async def test_what_a_job_opens_with_is_on_record(database: Database) -> None:
 
 def test_tool_worker_registers_its_activities(database: Database) -> None:
     names = [getattr(found, DEFINITION).name for found in tool_activities(database, Toolbox())]
-    assert names == ["open_job", "check_approval", "call_tool"]
+    assert names == ["open_job", "check_approval", "call_tool", "keep_result"]

@@ -10,12 +10,9 @@ from sqlalchemy import text as sql
 from temporalio.exceptions import ApplicationError
 
 from activities.call_tool import CallTool
-from activities.open_job import OpenJob
 from activities.output import guarded_output
 from activities.toolbox import Toolbox
-from contracts.agent import AgentSpec, OnFailure, ToolRef
-from contracts.error import BadInputError
-from contracts.job import OpenJobInput
+from contracts.agent import OnFailure
 from store.database import Database
 from tests.activities.conftest import GOOD, HttpServer, environment, request
 
@@ -110,16 +107,3 @@ def test_what_a_process_prints_and_logs_holds_no_secret(
     for shown in (printed.getvalue(), logged.getvalue()):
         assert "[secret]" in shown
         assert _is_clean(shown)
-
-
-async def test_kind_of_tool_that_a_worker_does_not_know_is_one_clear_error(
-    database: Database,
-) -> None:
-    server = ToolRef.model_validate({"mcp": {"command": ["server"]}})
-    agent = AgentSpec(name="helper", instructions="You are terse.", tools=(server,))
-    with pytest.raises(ApplicationError, match="'server': this version has no tools of kind 'mcp'"):
-        await environment().run(
-            OpenJob(database, Toolbox()).open_job, OpenJobInput(job_id="job-1", agent=agent)
-        )
-    with pytest.raises(BadInputError, match="no tools of kind"):
-        await Toolbox().load(server)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 from pathlib import Path
 from urllib.parse import quote
@@ -31,6 +33,54 @@ def test_values_are_taken_out_of_texts_however_encoded(monkeypatch: pytest.Monke
     for shown in (value, json.dumps(value), quote(value, safe=""), f"GET /?key={quote(value)}"):
         assert "opal" not in secrets.scrub(f"before {shown} after")
     assert secrets.scrub("nothing to hide") == "nothing to hide"
+
+
+KEY = "c0balt+9/'x' &"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        KEY.encode().hex(),
+        KEY.encode().hex().upper(),
+        repr(KEY + '"'),
+        quote(KEY, safe="").lower(),
+        html.escape(KEY),
+        *(base64.b64encode(before + KEY.encode() + b"?").decode() for before in (b"", b"u", b"u:")),
+        *(
+            base64.urlsafe_b64encode(before + KEY.encode()).decode()
+            for before in (b"", b"u", b"x:")
+        ),
+    ],
+)
+def test_values_are_taken_out_of_digits_escapes_and_longer_base64(
+    monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    """Of base64, at most the characters that also hold bits of what is beside it stay."""
+    monkeypatch.setenv("SHOP_TOKEN", KEY)
+    secrets = Secrets()
+    secrets.reveal("shop", "${env:SHOP_TOKEN}")
+    found = secrets.scrub(f"<{shown}>")
+    assert "[secret]" in found
+    assert len(found) <= len("<[secret]>") + 8
+
+
+def test_long_lines_of_a_value_are_taken_out_one_by_one(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    first, second = "MIIEvQIBADANBgkqhkiG", "9w0BAQEFAASCBKcwggSj"
+    key.write_text(f"-----BEGIN KEY-----\n{first}\n{second}\n-----END KEY-----\n")
+    secrets = Secrets()
+    whole = secrets.reveal("shop", f"${{file:{key}}}")
+    assert secrets.scrub(f"line 2: {second}") == "line 2: [secret]"
+    assert secrets.scrub(whole) == "[secret]"
+    assert secrets.scrub("-----BEGIN KEY-----") == "-----BEGIN KEY-----"
+
+
+def test_short_values_garble_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PIN", "123")
+    secrets = Secrets()
+    secrets.reveal("shop", "${env:SHOP_PIN}")
+    assert secrets.scrub("1234 MTIz 313233") == "1234 MTIz 313233"
 
 
 def test_a_changed_secret_is_read_anew_and_the_old_one_stays_hidden(

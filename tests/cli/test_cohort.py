@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from inference_service.gpu_ledger import GPUAccount
 from inference_service.scheduler.view import GapView, SchedulerView
 from inference_service.touch_request import Overhead
 from muster.cli.cohort import MAX_GAPS, print_cohorts
@@ -22,6 +23,7 @@ def shown(**fields: Any) -> str:
         "cache": {"block_size": 32, "is_degraded": False},
         "overhead": asdict(overhead) | {"computed_tokens": overhead.computed_tokens},
         "tokens": {"prompt": 0, "cached": 0},
+        "gpu": asdict(GPUAccount()),
         **fields,
     }
     out = StringIO()
@@ -55,3 +57,12 @@ def test_long_list_of_tools_is_cut() -> None:
     gaps = tuple(GapView(f"tool-{number}", 1, 0, 1.0, 2.0) for number in range(50))
     text = shown(scheduler=asdict(SchedulerView(ready=0, running=0, gaps=gaps)))
     assert text.count("tool-") == MAX_GAPS
+
+
+def test_it_says_what_the_engines_time_went_to() -> None:
+    account = GPUAccount(
+        wall_s=200.0, useful_prefill_s=50.0, useful_decode_s=100.0, waste_s=0.4, idle_s=49.6
+    )
+    line = "Engine time  25% prefill, 50% decode, 25% nothing to do\n"
+    assert line in shown(gpu=asdict(account))
+    assert "Engine time" not in shown(), "nothing is known of the first moment"

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from contracts.job import JobStatus
+from contracts.job import JobMessage, JobStatus
 from contracts.tool import CallToolInput, CallToolResult
 from muster.transcript import conversation_tail
 from store.archive import HistoryArchive
+from store.context import ContextStore
 from tests.cli.past import Past as PastRun
 from tests.cli.past import step_result
 from tests.cli.past_stage import PastStage
 from tests.cli.rolling import start_rolling
-from tests.cli.stage import AGENT, CommandLine
+from tests.cli.stage import AGENT, DEADLINE_S, CommandLine
 from tests.cli.test_report import TIMING
-from tests.workflows.peer import Gate, Script, calls, returns, says
+from tests.workflows.peer import Gate, Script, answered, calls, returns, says
+
+CLOSE = timedelta(milliseconds=1)
+"""The server rounds times in its listings and not in histories."""
 
 NEEDS_TOOL = calls(("find", {"what": "coat"}))
 TWO_CALLS = calls(("find", {"what": "coat"}), ("find", {"what": "hat"}))
@@ -134,6 +140,85 @@ async def test_transcript_is_shortened_unless_all_is_asked_for(
     assert "more characters; --full shows all" in short.out
     assert 'find(what="coat")' in short.out
     assert short.out.index("Say what to wear.") < short.out.index("Berlin")
+
+
+async def test_text_that_the_store_keeps_apart_is_shown_whole_if_asked_for(
+    past: PastStage, muster: CommandLine, database_url: str
+) -> None:
+    blob = await ContextStore(past.database).put_text("wool " * 4_000)
+
+    async def find(call: CallToolInput) -> CallToolResult:
+        return answered(call, "wool …").model_copy(update={"blob": blob})
+
+    job_id = await past.finished_job(NEEDS_TOOL, says("Wear it."), tool=find)
+
+    async def transcript(*options: str) -> str:
+        done = await muster.run(
+            "show", job_id, "--transcript", *options, MUSTER_DATABASE_URL=database_url
+        )
+        assert done.status == 0, done
+        return done.out
+
+    assert "[the beginning of 20,000 bytes; --full shows it whole]" in await transcript()
+    assert (await transcript("--full")).count("wool") == 4_000
+    entry = (await shown(muster, database_url, job_id, "--transcript"))["entries"][3]
+    assert entry["message"]["content"] == "wool …"
+    assert entry["message"]["blob"]["bytes"] == 20_000
+    whole = await shown(muster, database_url, job_id, "--transcript", "--full")
+    assert whole["entries"][3]["message"]["content"] == "wool " * 4_000
+    await past.database.execute(sa.text("DELETE FROM blobs"), {})
+    assert "20,000 bytes; the store no longer has it whole" in await transcript("--full")
+
+
+async def test_messages_that_a_job_has_not_read_are_shown_as_unread(
+    past: PastStage, muster: CommandLine, database_url: str
+) -> None:
+    gate = Gate()
+    job_id = await past.start_job(gate.step(says("A coat.")), says("Two."))
+    await gate.reached.wait()
+    await past.jobs.send(job_id, JobMessage(id="more", text="Make it two."))
+    transcript = await shown(muster, database_url, job_id, "--transcript")
+    assert transcript["unread"] == [{"id": "more", "text": "Make it two."}]
+    text = await muster.run("show", job_id, "--transcript", MUSTER_DATABASE_URL=database_url)
+    assert "user  more  (unread)" in text.out and "Make it two." in text.out
+    assert "not read yet: 1 message: more" in (await muster.run("show", job_id)).out
+    gate.opened.set()
+    await past.jobs.wait(job_id)
+    transcript = await shown(muster, database_url, job_id, "--transcript")
+    assert transcript["unread"] == []
+    assert said(transcript)[3:] == [("user", "Make it two."), ("assistant", "Two.")]
+    assert "not read" not in (await muster.run("show", job_id)).out
+
+
+async def test_message_that_a_job_never_read_is_shown_when_it_has_ended(
+    past: PastStage, muster: CommandLine
+) -> None:
+    gate, text = Gate(), AGENT + "limits: {max_turns: 1, last_answer_tokens: 0}\n"
+    job_id = await past.start_job(gate.step(NEEDS_TOOL), text=text)
+    await gate.reached.wait()
+    await past.jobs.send(job_id, JobMessage(id="more", text="Make it two."))
+    gate.opened.set()
+    await past.jobs.wait(job_id)
+    done = await muster.run("show", job_id)
+    assert "the job ended before it read 1 message: more" in done.out
+
+
+async def test_job_that_has_rolled_over_is_listed_with_the_start_of_its_first_run(
+    past: PastStage, rolling: str, muster: CommandLine
+) -> None:
+    gate = Gate()
+    past.peer.script = Script((says("one"), says("two"), gate.step(says("three"))))
+    job_id = (await start_rolling(past.client, rolling, 3)).id
+    await gate.reached.wait()
+    await past.wait_for(job_id, JobStatus.RUNNING)
+    report = await past.jobs.report(job_id)
+    async with asyncio.timeout(DEADLINE_S):
+        while abs((await past.jobs.describe(job_id)).started_at - report.started_at) > CLOSE:
+            pass  # visibility may take its time
+    [row] = (await muster.run("jobs", "--state", "running", "--json")).json["jobs"]
+    assert (row["job_id"], row["status"]) == (job_id, "running")
+    assert abs(datetime.fromisoformat(row["started_at"]) - report.started_at) <= CLOSE
+    gate.opened.set()
 
 
 async def test_history_size_names_what_takes_the_bytes(

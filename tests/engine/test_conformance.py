@@ -12,7 +12,13 @@ import pytest
 
 from contracts.llm_step import FinishReason
 from inference_service.engine.cache_mirror import CacheMirror
-from inference_service.engine.protocol import Capability, EngineRequest, EngineRequestError
+from inference_service.engine.protocol import (
+    Capability,
+    EngineRequest,
+    EngineRequestError,
+    EngineStepStats,
+    ignore_step,
+)
 from tests.engine.request import DEADLINE_S, Running, is_idle, run, until
 
 pytestmark = pytest.mark.timeout(600)  # the first test of an engine waits for its start
@@ -112,6 +118,23 @@ async def test_second_request_with_the_same_prompt_hits_the_prefix_cache(running
     assert second.last.num_cached_tokens == expected
     if Capability.CACHED_TOKENS_AT_ONCE in running.engine.capabilities:
         assert {piece.num_cached_tokens for piece in second.pieces} == {expected}
+
+
+async def test_every_engine_step_is_told_with_the_tokens_it_computed(running: Running) -> None:
+    steps: list[EngineStepStats] = []
+    running.engine.on_step = steps.append
+    try:
+        request = running.request("Count to ten, and then to twenty. " * 20, 6)
+        ended = await run(running.engine, request)
+    finally:
+        running.engine.on_step = ignore_step
+    if Capability.STEPS not in running.engine.capabilities:
+        assert not steps
+        return
+    computed = len(request.prompt_token_ids) - ended.last.num_cached_tokens
+    assert sum(step.prefill_tokens for step in steps) == computed
+    assert sum(step.decode_tokens for step in steps) >= len(ended.token_ids) - 1
+    assert all(step.decode_requests <= 1 and step.duration_s >= 0 for step in steps)
 
 
 async def test_closing_the_generator_aborts_and_frees_the_cache(running: Running) -> None:

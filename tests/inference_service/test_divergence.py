@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import JsonValue, TypeAdapter
 
 from contracts.agent import ToolSchema
@@ -152,7 +153,7 @@ async def test_an_append_only_template_never_diverges(database: Database) -> Non
 
 async def read_stats(h: Harness) -> dict[str, object]:
     """Return what `GET /stats` says."""
-    app = http_app(h.service, model="simulated", capacity=CAPACITY)
+    app = http_app(h.service, model="simulated", capacity=CAPACITY, metrics=CollectorRegistry())
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         stats: dict[str, object] = (await client.get("/stats")).json()

@@ -12,6 +12,7 @@ from contracts.llm_step import LLMStepResult
 from contracts.message import ContextRef, Message, Role
 from inference_service.engine.byte_tokenizer import ByteTokenizer
 from inference_service.session import Sessions
+from inference_service.template import ChatTemplate
 from store.context import ContextStore
 from store.database import Database
 from tests.inference_service.harness import Harness, harness, step_input
@@ -133,6 +134,49 @@ async def test_a_tool_result_is_told_in_the_role_the_template_has(
     prompt = await Sessions(tokenizer, ContextStore(database)).resolve(step, {})
     expected = ByteTokenizer().encode(shown, split_special=False)
     assert expected == prompt.token_ids.tolist()[: len(expected)]
+
+
+class AlternatingTokenizer(ToollessTokenizer):
+    """A template that wants user and assistant in turn, as Gemma's and Llama 2's do."""
+
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        roles = [message["role"] for message in messages if message["role"] != "system"]
+        if any(role != ("user", "assistant")[place % 2] for place, role in enumerate(roles)):
+            raise ValueError("Conversation roles must alternate user/assistant")
+        return super().render(messages, add_generation_prompt=add_generation_prompt)
+
+
+async def test_messages_that_follow_each_other_are_one_where_roles_must_alternate(
+    database: Database,
+) -> None:
+    """Two results and two messages of people in a turn; the session and a whole render agree."""
+    tokenizer, several = (
+        AlternatingTokenizer(),
+        tuple(
+            Message(role=Role.TOOL, content=f"{n} degrees", tool="forecast", tool_call_id=str(n))
+            for n in (12, 14)
+        ),
+    )
+    several = (*several, *(Message(role=Role.USER, content=text) for text in ("And?", "Now?")))
+    async with harness(database, tokenizer=tokenizer) as h:
+        first = await h.run(step_input(0))
+        second = step_input(1, base=first.context).model_copy(update={"append": several})
+        third = step_input(2, base=(await h.run(second)).context, text="Thanks.")
+        await h.run(third)
+        assert third.base is not None
+        stored = await h.contexts.load(third.base.head)
+    told = "Result of forecast:\n12 degrees\n\nResult of forecast:\n14 degrees\n\nAnd?\n\nNow?"
+    decoded = tokenizer.to_text(h.requests[-1].prompt_token_ids)
+    assert decoded.count(f"<|im_start|>user\n{told}<|im_end|>") == 1
+    assert [message.content for message in stored[-5:-1]] == [m.content for m in several]
+    anew = step_input(3, job_id="job-b").model_copy(update={"append": (*stored, *third.append)})
+    prompt = await Sessions(tokenizer, ContextStore(database)).resolve(anew, {})
+    assert prompt.token_ids.tolist() == list(h.requests[-1].prompt_token_ids)
+
+
+def test_a_template_that_takes_what_follows_each_other_is_given_it_so() -> None:
+    assert not ChatTemplate(ByteTokenizer()).must_alternate
+    assert ChatTemplate(AlternatingTokenizer()).must_alternate
 
 
 async def test_live_sessions_stay_within_their_bound(database: Database) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from contracts.llm_step import Outcome
 from inference_service.engine.protocol import EngineCapacity, EngineRequest
@@ -39,7 +40,9 @@ LIMIT = timedelta(seconds=0.4)
 async def get(h: Harness, path: str) -> httpx.Response:
     """Ask the service's HTTP surface."""
     size = EngineCapacity(32, 1_024, 32, 1_024, 2_048)
-    transport = httpx.ASGITransport(http_app(h.service, model="simulated", capacity=size))
+    transport = httpx.ASGITransport(
+        http_app(h.service, model="simulated", capacity=size, metrics=CollectorRegistry())
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         return await client.get(path)
 

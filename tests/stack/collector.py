@@ -1,4 +1,4 @@
-"""An OTLP/HTTP endpoint that keeps the spans it is sent."""
+"""An OTLP/HTTP endpoint that keeps the spans and the metrics' names it is sent."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """An OTLP/HTTP endpoint that keeps the spans it is sent."""
+    """An OTLP/HTTP endpoint that keeps what it is sent."""
 
     def __init__(self) -> None:
         spans: list[Span] = []
+        metrics: set[str] = set()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                request = ExportTraceServiceRequest.FromString(body)
-                for resource in request.resource_spans:
-                    for scope in resource.scope_spans:
-                        spans.extend(scope.spans)
+                if self.path.endswith("/metrics"):
+                    for measured in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                        for scope in measured.scope_metrics:
+                            metrics.update(metric.name for metric in scope.metrics)
+                else:
+                    for traced in ExportTraceServiceRequest.FromString(body).resource_spans:
+                        for spanned in traced.scope_spans:
+                            spans.extend(spanned.spans)
                 self.send_response(200)
                 self.end_headers()
 
@@ -34,6 +42,7 @@ class Collector:
                 """Say nothing."""
 
         self.spans = spans
+        self.metrics = metrics
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 

@@ -17,6 +17,7 @@ ALL = ("temporal", "postgres", "inference", "agents", "tools")
 
 
 def test_whole_stack_is_well_and_drains(muster: CommandLine) -> None:
+    muster.environment["MUSTER_TOOL_GROUPS"] = "crm=5/s x2, mail"
     done = muster.run("up", "--detach")
     assert done.returncode == 0, done.stdout + done.stderr
     status = muster.status()
@@ -28,6 +29,8 @@ def test_whole_stack_is_well_and_drains(muster: CommandLine) -> None:
     done = muster.run("doctor")
     assert done.returncode == 0, done.stdout
     assert "FAIL" not in done.stdout
+    for queue in ("tools", "tools.crm", "tools.mail"):
+        assert f"0 tasks wait on '{queue}'" in " ".join(done.stdout.split()), done.stdout
 
     processes = muster.processes()
     assert muster.run("down").returncode == 0

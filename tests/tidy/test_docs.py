@@ -20,6 +20,7 @@ from muster.settings import ENV_PREFIX, Settings
 
 ROW = re.compile(r"^\| `(MUSTER_\w+)` \| (\S+) \| .{10,} \|$", re.MULTILINE)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"^`(\w+\.\w+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
@@ -101,13 +102,12 @@ def test_every_agent_in_the_documents_can_run(
     found = 0
     for document in documents(root):
         blocks = FENCE.findall(document.read_text())
-        for name, text in re.findall(r"^`(\w+\.py)`:\n\n```python\n(.*?)^```$",
-                                     document.read_text(), re.M | re.S):  # fmt: skip
+        for name, text in NAMED.findall(document.read_text()):
             (tmp_path / name).write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         for language, text in blocks:
             if language == "yaml" and "instructions:" in text:
-                agent = parse_agent(text, document.name)
+                agent = parse_agent(text, str(tmp_path / document.name))
                 for tool in agent.spec.tools:
                     if tool.function:
                         load_function(tool.function, tool.tool_name)

@@ -229,7 +229,7 @@ async def test_queue_timeout_is_told_with_its_name_and_value(stage: Stage) -> No
     result, script = await stage.run(spec, reply, says("Nobody there."))
     assert result.answer == "Nobody there."
     assert script.steps[1].append[0].content == (
-        "error: no tool worker took it within its queue_timeout of 1 s"
+        "error: no worker took it from task queue 'tools' within its queue_timeout of 1 s"
     )
 
 
@@ -252,7 +252,7 @@ async def test_call_whose_workers_were_lost_is_scheduled_again_if_it_may_be_retr
     )
     (message,) = script.steps[1].append
     if max_attempts == 1:
-        assert "its tool worker was lost" in message.content
+        assert "its worker was lost" in message.content
     else:
         assert message.content == "3 left"
         assert [call.call.id for call in script.tool_calls] == [message.tool_call_id] * 3

@@ -9,11 +9,12 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from contracts.job import StopReason
+from contracts.job import JobMessage, StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult
 from contracts.message import Role
-from contracts.name import SEARCH_STATE
+from contracts.name import MESSAGE_UPDATE, SEARCH_STATE
 from contracts.tool import CallToolInput, CallToolResult
+from muster.job import Jobs
 from tests.workflows.peer import STEP_USAGE, Gate, calls, returns, says
 from tests.workflows.stage import Stage, agent, limits, progress, tool, within
 
@@ -82,6 +83,43 @@ async def test_last_answer_that_fails_leaves_the_reason_as_it_was(stage: Stage) 
     result, script = await stage.run(spec, FOREVER, broken, tools=SHOP)
     assert (result.stop_reason, result.answer) == (StopReason.MAX_TURNS, None)
     assert len(script.steps) == 2
+
+
+@pytest.mark.parametrize("last_answer_tokens", [0, 99], ids=["no last answer", "it fails"])
+async def test_messages_that_no_step_has_read_are_named_in_the_result(
+    stage: Stage, last_answer_tokens: int
+) -> None:
+    async def broken(step: LLMStepInput) -> LLMStepResult:
+        raise ApplicationError("the prompt is too long", non_retryable=True)
+
+    gate = Gate()
+    spec = agent(tool("search"), limits=limits(max_turns=1, last_answer_tokens=last_answer_tokens))
+    handle, _ = await stage.start(
+        spec, gate.step(FOREVER), broken, tools={"search": returns("3 left")}
+    )
+    await within(gate.reached.wait())
+    for message_id in ("a", "b"):
+        message = JobMessage(id=message_id, text="Red ones.")
+        await handle.execute_update(MESSAGE_UPDATE, message, id=message_id)
+    gate.opened.set()
+    result = await within(handle.result())
+    assert (result.stop_reason, result.answer) == (StopReason.MAX_TURNS, None)
+    assert result.unread == ("a", "b")
+    report = await Jobs(stage.client).report(handle.id)
+    assert report.unread == ("a", "b")
+
+
+async def test_messages_that_the_last_answer_reads_are_not_unread(stage: Stage) -> None:
+    gate = Gate()
+    spec = agent(tool("search"), limits=limits(max_turns=1))
+    handle, script = await stage.start(spec, gate.step(FOREVER), says("Red."), tools=SHOP)
+    await within(gate.reached.wait())
+    message = JobMessage(id="a", text="Red ones.")
+    await handle.execute_update(MESSAGE_UPDATE, message, id="a")
+    gate.opened.set()
+    result = await within(handle.result())
+    assert (result.answer, result.unread) == ("Red.", ())
+    assert "Red ones." in [each.content for each in script.steps[-1].append]
 
 
 async def test_job_cancelled_during_its_last_answer_is_cancelled(stage: Stage) -> None:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from contracts.agent import AgentSpec, Limits, ToolRef
 from contracts.job import JobMessage, StopReason
-from contracts.limit import MAX_APPEND_BYTES
+from contracts.limit import (
+    INLINE_RESULT_BYTES,
+    MAX_AGENT_BYTES,
+    MAX_ASSISTANT_BYTES,
+    MAX_INBOX_BYTES,
+    MAX_TOOLS,
+)
 from contracts.llm_step import OutputForm, Usage
-from contracts.message import Message, Role, ToolCall
+from contracts.message import ContextRef, Message, Role, ToolCall
 from contracts.tool import ToolOutcome
 from workflows.limit import reached, reserved_time, spent_tokens
 from workflows.offer import NothingOfferedError, calls_left, held_back_by, offer
-from workflows.state import JobState, OpenCall, ToolTally
+from workflows.state import MAX_SEEN_MESSAGES, AgentRunInput, JobState, OpenCall, ToolTally
 from workflows.text import MAX_SUMMARY_BYTES, call_summary, one_line, step_summary, summary
 from workflows.turn import fit, plan_calls, shrink, tool_messages
 
@@ -277,15 +284,78 @@ def test_time_is_kept_back_for_the_last_answer_and_most_is_not(wall_time: timede
     assert reserved_time(limits.model_copy(update={"last_answer_tokens": 0})) == timedelta(0)
 
 
-@given(st.lists(st.none() | contents.map(lambda text: text * 200), min_size=1, max_size=32))
-def test_answers_that_a_run_hands_on_fit_and_keep_their_calls(answers: list[str | None]) -> None:
-    calls = [
-        OpenCall(call=ToolCall(id=str(n), tool="a", arguments={}), answer=answer)
-        for n, answer in enumerate(answers)
+def full_job(answers: list[str | None], arguments: list[int]) -> tuple[AgentSpec, JobState]:
+    """A job at the limit of all that it remembers, its calls of so many bytes of arguments."""
+    agent = AgentSpec(name="clerk", instructions="x" * (MAX_AGENT_BYTES - 2_000))
+    state = JobState(branch="b" * 12, deadline=START)
+    for number in range(MAX_TOOLS):
+        state.count_call(f"tool_{number}")
+        state.count_answer(f"tool_{number}", ToolOutcome.ERROR, "\x01" * 5_000)
+    for number in range(MAX_SEEN_MESSAGES):
+        state.receive(JobMessage(id=f"{number:064}", text="."))
+    state.inbox = [JobMessage(id="m", text="x" * (MAX_INBOX_BYTES - 2))]
+    state.calls = [
+        OpenCall(
+            call=ToolCall(id=f"{n:0200}", tool="tool_0", arguments={"text": "x" * size}),
+            answer=answer,
+        )
+        for n, (answer, size) in enumerate(zip(answers, arguments, strict=True))
     ]
-    shrink(calls)
-    assert [each.answer is None for each in calls] == [answer is None for answer in answers]
-    assert len(to_json([each.answer for each in calls])) <= MAX_APPEND_BYTES
+    return agent, state
+
+
+def handed_on(agent: AgentSpec, state: JobState) -> int:
+    """Return the bytes of what the next run would start with."""
+    return len(to_json(AgentRunInput(agent=agent, input="…", model="m", carried=state)))
+
+
+@pytest.mark.parametrize("done", [0, 16, 31, 32])
+def test_what_tools_return_and_what_is_still_to_be_made_is_handed_on_whole(done: int) -> None:
+    """All calls of a message at its limit, of a job that is full, however many have answered."""
+    inline = "x" * (INLINE_RESULT_BYTES - 2)
+    answers = [inline if n < done else None for n in range(32)]
+    agent, state = full_job(answers, [(MAX_ASSISTANT_BYTES - 10_000) // 32] * 32)
+    before = [each.model_copy() for each in state.calls]
+    shrink(agent, state)
+    assert [each.answer for each in state.calls] == answers
+    assert all(
+        each.call.arguments == ({} if each.answer else old.call.arguments)
+        for each, old in zip(state.calls, before, strict=True)
+    )
+    assert handed_on(agent, state) < 2 << 20
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.none() | st.integers(0, 700_000), st.integers(0, 700_000)),
+        min_size=1,
+        max_size=32,
+    )
+)
+def test_whatever_a_run_hands_on_fits_and_every_call_stays(calls: list[tuple[Any, int]]) -> None:
+    answers = [None if answer is None else "\n" * answer for answer, _ in calls]
+    agent, state = full_job(answers, [size for _, size in calls])
+    ids = [each.call.id for each in state.calls]
+    shrink(agent, state)
+    assert handed_on(agent, state) < 2 << 20
+    assert [each.call.id for each in state.calls] == ids
+    assert all(
+        each.answer is not None
+        for each, answer in zip(state.calls, answers, strict=True)
+        if answer is not None
+    )
+
+
+@given(st.lists(contents.map(lambda text: text * 200), min_size=1, max_size=32))
+def test_answers_that_wait_for_the_next_step_fit_too(texts: list[str]) -> None:
+    agent, state = full_job([], [])
+    calls = [ToolCall(id=str(n), tool="a", arguments={}) for n in range(len(texts))]
+    pairs = zip(calls, texts, strict=True)
+    state.pending = tool_messages([OpenCall(call=call, answer=text) for call, text in pairs])
+    shrink(agent, state)
+    assert handed_on(agent, state) < 2 << 20
+    assert [message.tool_call_id for message in state.pending] == [call.id for call in calls]
 
 
 @given(st.lists(st.text(min_size=1, max_size=50), max_size=12), st.integers(1, 200))
@@ -299,5 +369,7 @@ def test_every_message_is_read_once_and_in_order(texts: list[str], max_bytes: in
         state.read_inbox(max_bytes)
         assert state.pending, "each turn reads at least one"
         read += [message.content for message in state.pending]
-        state.pending = []
+        assert len(state.reading) == len(state.pending)
+        state.advance(ContextRef(head="h"))
+        assert state.reading == []
     assert read == texts

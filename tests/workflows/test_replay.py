@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from contracts.job import StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult
 from contracts.message import Role
 from tests.workflows.changed import ChangedAgentWorkflow
+from tests.workflows.kind_of_job import DIRECTORY, KINDS, SEARCH, SHOP, SPEC, long_job
 from tests.workflows.peer import (
     STEP_USAGE,
     Gate,
-    Reply,
     Tool,
     calls,
     raises,
-    refuses,
     returns,
     says,
 )
@@ -32,27 +30,17 @@ from tests.workflows.stage import (
     agent,
     progress,
     replay,
-    tool,
     within,
 )
 
-HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
-SEARCH = calls(("search", {}))
-SHOP: dict[str, Tool] = {"search": returns("3 left"), "read": refuses("error: no such file")}
-SPEC = agent(tool("search"), tool("read", after=["search"]), max_parallel_tool_calls=2)
-
-
-def long_job() -> Iterator[Reply]:
-    """Replies with turns of all kinds: calls made, refused, answered by errors, in parallel."""
-    yield calls(("read", {}), ("search", {}))
-    yield calls(("search", {}), ("read", {}))
-    yield calls(("sing", {}))
-    yield says("Done.")
+HISTORIES = sorted(DIRECTORY.glob("*.json"))
 
 
 def saved(path: Path) -> WorkflowHistory:
     """Return a history saved from the Temporal UI or by `record_history`."""
-    return WorkflowHistory.from_json(path.stem, path.read_text())
+    history = WorkflowHistory.from_json(path.stem, path.read_text())
+    begun = history.events[0].workflow_execution_started_event_attributes
+    return WorkflowHistory(begun.workflow_id or path.stem, history.events)
 
 
 async def test_job_goes_on_when_its_worker_is_replaced_during_an_llm_step(stage: Stage) -> None:
@@ -176,5 +164,6 @@ async def test_changed_workflow_fails_replay(path: Path) -> None:
         await replay(saved(path), [ChangedAgentWorkflow])
 
 
-def test_there_is_a_saved_history() -> None:
-    assert HISTORIES
+@pytest.mark.parametrize("name", KINDS)
+def test_there_is_a_saved_history_of_each_kind(name: str) -> None:
+    assert DIRECTORY / f"{name}.json" in HISTORIES

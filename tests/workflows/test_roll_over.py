@@ -281,3 +281,33 @@ async def test_job_that_rolls_over_hands_on_a_preview_of_its_input_only(
         whole = first.events[0].workflow_execution_started_event_attributes.input.payloads[0].data
         assert b"carried" in given
         assert len(given) < len(whole) + 2_000
+
+
+async def test_job_whose_next_run_begins_with_nearly_a_whole_payload_rolls_over(
+    rolling_stage: Stage,
+) -> None:
+    """A large agent, the answers of 32 calls that stand in history whole, a full inbox."""
+    gate, answer = Gate(), "x" * 43_000
+    spec = agent(tool("search"), max_parallel_tool_calls=32, limits=patient()).model_copy(
+        update={"instructions": "x" * 380_000}
+    )
+    asked: list[tuple[str, dict[str, JsonValue]]] = [("search", {"n": n}) for n in range(32)]
+    handle, script = await rolling_stage.start(
+        spec,
+        calls(*asked),
+        says("Done, before the messages."),
+        says("Done."),
+        tools={"search": gate.tool(returns(answer))},
+    )
+    await within(gate.reached.wait())
+    for _ in range(2):
+        await say(handle, "y" * (MAX_MESSAGE_BYTES - 10))
+    gate.opened.set()
+    assert (await within(handle.result())).answer == "Done."
+    last, *_ = await rolling_stage.histories(handle)
+    begun = last.events[0].workflow_execution_started_event_attributes
+    assert begun.continued_execution_run_id
+    assert (await Jobs(rolling_stage.client).report(handle.id)).unread == ()
+    assert len(begun.input.payloads[0].data) > 1_800_000
+    contents = [m.content for m in script.steps[1].append]
+    assert contents[:32] == [answer] * 32

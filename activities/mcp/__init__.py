@@ -1,0 +1,1 @@
+"""MCP servers: how they are reached, kept between calls, and understood."""

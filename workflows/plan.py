@@ -1,0 +1,396 @@
+"""`PlanWorkflow`: one job of a plan, node by node, as many at a time as may be.
+
+Life of a job:
+1. Check plan and input; `open_job` finds the tools of the plan, if it has any.
+2. What may run is begun: `plan_progress` says what, `plan_node` does it.
+3. An end of a node is noted, and what may run now is begun; until nothing is left.
+4. What the plan gives is the job's answer: text as it is, all else as JSON.
+
+A node that fails, its retries and fallback included, fails the job, if its policy says so: what
+else runs is cancelled and awaited. `plan_state` then tells what is done, so that another job can
+take it over. A limit stops the job. When the history grows long nothing new is begun, and when
+nothing runs the job continues as new; questions to people are taken along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import NoReturn
+
+from pydantic_core import to_json
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    FailureError,
+    is_cancelled_exception,
+)
+
+with workflow.unsafe.imports_passed_through():
+    from contracts.agent import PinnedTool, SubAgent, ToolRef
+    from contracts.approval import Decision, JobWaits, PauseRequest
+    from contracts.error import BadInputError, LimitExceededError, MusterError
+    from contracts.job import (
+        AgentJobResult,
+        JobMessage,
+        JobProgress,
+        JobStatus,
+        OpenJobInput,
+        OpenJobResult,
+        StopReason,
+    )
+    from contracts.limit import MAX_ASSISTANT_BYTES, MAX_START_BYTES
+    from contracts.name import (
+        DECIDE_UPDATE,
+        MESSAGE_UPDATE,
+        OPEN_JOB,
+        PAUSE_UPDATE,
+        PLAN_QUERY,
+        PLAN_STATE_QUERY,
+        PLAN_WORKFLOW,
+        PROGRESS_QUERY,
+        RESUME_UPDATE,
+        SEARCH_STATE,
+        SEARCH_WAITING_FOR,
+        WAITS_QUERY,
+    )
+    from contracts.plan_job import PlanProgress
+    from workflows import decision, failure, limit, option, plan_text, text
+    from workflows.calling import cancel_and_wait
+    from workflows.failure import LimitReachedError, OutOfTimeError
+    from workflows.hold import Hold
+    from workflows.plan_agent import as_agent_job, tool_agent
+    from workflows.plan_check import check_plan, check_plan_input, check_tools
+    from workflows.plan_node import NodeRunner
+    from workflows.plan_progress import Progress
+    from workflows.plan_state import BodyState, NodePath, PlanRunInput, PlanState, shown
+    from workflows.reference import BadReferenceError
+    from workflows.reference import shown as as_text
+    from workflows.stepping import Stepper
+
+MAX_HISTORY_EVENTS = 10_000
+MAX_HISTORY_BYTES = 20_000_000
+"""A job rolls over here where the server does not suggest it earlier."""
+
+_WAITING_FOR = SearchAttributeKey.for_keyword_list(SEARCH_WAITING_FOR)
+_STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
+
+
+@workflow.defn(name=PLAN_WORKFLOW)
+class PlanWorkflow:
+    """One job of one plan; the workflow id is the job id."""
+
+    @workflow.init
+    def __init__(self, job: PlanRunInput) -> None:
+        info = workflow.info()
+        branch, carried = info.run_id.rpartition("-")[2], job.carried
+        self._job = job
+        self._plan = job.plan
+        self._as_agent_job = as_agent_job(job)
+        self._agent = self._as_agent_job.agent
+        self._is_ending = False
+        self._has_changed = False
+        self._tasks: dict[NodePath, asyncio.Task[None]] = {}
+        self._progress: Progress | None = None
+        self._state = (
+            carried.model_copy(update={"branch": branch})
+            if carried
+            else PlanState(
+                branch=branch,
+                deadline=info.workflow_start_time + job.plan.limits.max_wall_time,
+                root=job.retried or BodyState(),
+            )
+        )
+        self._hold = Hold(
+            self._state,
+            Stepper(self._as_agent_job, self._state, time_left=self._time_left),
+            time_left=self._time_left,
+            is_rolling_over=self._is_rolling_over,
+            say=self._say,
+        )
+        self._hold.split(0)
+
+    @workflow.run
+    async def run(self, job: PlanRunInput) -> AgentJobResult:
+        """Run the plan to its end or to a limit.
+
+        Fails with an `ApplicationError` whose type names the kind and whose first detail, if any,
+        is a hint.
+        """
+        if job.carried is None:
+            self._enter(JobStatus.RUNNING, "opening the job")
+        try:
+            result = await self._follow()
+        except (ActivityError, ApplicationError, MusterError, asyncio.CancelledError) as error:
+            self._is_ending = True
+            self._end_badly(error)
+        self._is_ending = True
+        if result.stop_reason is StopReason.ANSWERED:
+            self._enter(JobStatus.COMPLETED, "done")
+        else:
+            self._enter(JobStatus.STOPPED, f"stopped: {result.stop_reason} reached")
+        return result
+
+    @workflow.query(name=PROGRESS_QUERY)
+    def progress(self) -> JobProgress:
+        """Return what the job is doing now."""
+        return decision.progress(workflow.info().workflow_id, self._state)
+
+    @workflow.query(name=PLAN_QUERY)
+    def plan(self) -> PlanProgress:
+        """Return how the plan's nodes stand."""
+        running = self._progress.running if self._progress else ()
+        return plan_text.plan_progress(self._plan, self._state.root, running)
+
+    @workflow.query(name=PLAN_STATE_QUERY)
+    def plan_state(self) -> BodyState:
+        """Return what is done, for a job that takes it over."""
+        return self._state.root
+
+    @workflow.query(name=WAITS_QUERY)
+    def waits(self) -> JobWaits:
+        """Return what the job waits for that only people can give."""
+        return JobWaits() if self._is_ending else decision.waits(self._agent, self._state)
+
+    @workflow.update(name=MESSAGE_UPDATE)
+    def message(self, message: JobMessage) -> None:
+        """Take no message: there is nobody who could read it."""
+
+    @message.validator
+    def _check_message(self, message: JobMessage) -> None:
+        with failure.as_refusal():
+            raise BadInputError("a plan reads no messages", hint="its agents' jobs do")
+
+    @workflow.update(name=DECIDE_UPDATE)
+    def decide(self, given: Decision) -> None:
+        """Take a person's decision; one that is sent again is taken once."""
+        decision.take_decision(given, self._agent, self._state)
+        self._hold.tell()
+
+    @decide.validator
+    def _check_decide(self, given: Decision) -> None:
+        with failure.as_refusal():
+            self._refuse_if_ending("nothing of it waits for a decision any more")
+            decision.check_decision(given, self._agent, self._state, workflow.now())
+
+    @workflow.update(name=PAUSE_UPDATE)
+    def pause(self, request: PauseRequest) -> None:
+        """Begin nothing new from now on; what runs goes on to its end."""
+        decision.take_pause(request, self._state, workflow.now())
+        self._has_changed = True
+        self._hold.tell()
+
+    @pause.validator
+    def _check_pause(self, request: PauseRequest) -> None:
+        with failure.as_refusal():
+            self._refuse_if_ending("it cannot be paused any more")
+            decision.check_pause(request, self._state)
+
+    @workflow.update(name=RESUME_UPDATE)
+    def resume(self, request: PauseRequest) -> None:
+        """Go on with a paused job."""
+        decision.take_resume(request, self._state)
+        self._has_changed = True
+        self._hold.tell()
+
+    @resume.validator
+    def _check_resume(self, request: PauseRequest) -> None:
+        with failure.as_refusal():
+            decision.check_resume(request, self._state)
+
+    def _refuse_if_ending(self, what: str) -> None:
+        if self._is_ending or workflow.cancellation_reason() is not None:
+            raise failure.JobEndingError(f"the job is ending: {what}")
+
+    async def _follow(self) -> AgentJobResult:
+        """Run what is to be run and return the job's result."""
+        try:
+            if self._job.carried is None:
+                check_plan(self._plan)
+                check_plan_input(self._plan, self._job.input)
+                limit.check_input(workflow.info().workflow_id, self._as_agent_job)
+                self._state.pinned = list(await self._open())
+            callables = tool_agent(self._plan).pinned(self._state.pinned).callables
+            check_tools(self._plan, callables)
+            progress = Progress(self._plan, self._state.root, self._job.input)
+            await self._walk(progress, {each.tool_name: each for each in callables})
+            return self._result(progress)
+        except LimitReachedError as reached:
+            return self._state.result(reached.stop_reason)
+
+    async def _open(self) -> tuple[PinnedTool, ...]:
+        """Find the plan's tools, so that a plan with wrong ones fails before it begins."""
+        if not self._plan.tools and not self._plan.agents:
+            return ()
+        try:
+            opened: OpenJobResult = await workflow.execute_activity(
+                OPEN_JOB,
+                OpenJobInput(job_id=workflow.info().workflow_id, agent=tool_agent(self._plan)),
+                result_type=OpenJobResult,
+                summary=text.summary(f"open job of plan {self._plan.name}"),
+                **option.open_job_options(self._as_agent_job, self._time_left()),
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            raise failure.open_job_failure(error) from error
+        return opened.tools
+
+    async def _walk(self, progress: Progress, callables: dict[str, ToolRef | SubAgent]) -> None:
+        """Run nodes until none is left to run, or until something ends the job."""
+        self._progress = progress
+        runner = NodeRunner(
+            self._as_agent_job,
+            self._state,
+            self._hold,
+            progress,
+            callables,
+            tell=self._tell,
+            time_left=self._time_left,
+            is_rolling_over=self._is_rolling_over,
+        )
+        try:
+            await self._go_on(progress, runner)
+        except (LimitReachedError, FailureError, MusterError, asyncio.CancelledError):
+            await self._stop_rest(runner)
+            raise
+        await self._stop_rest(runner)
+
+    async def _go_on(self, progress: Progress, runner: NodeRunner) -> None:
+        """Begin what may run, each time that something has changed, until all is over."""
+        while True:
+            self._has_changed = False
+            self._begin(progress, runner)
+            self._reap(progress, runner)
+            if progress.is_over:
+                return
+            if self._is_rolling_over() and not self._tasks:
+                self._roll_over()
+            self._state.doing = plan_text.running_line(progress.running)
+            self._hold.tell()
+            if self._state.paused and not self._is_rolling_over():
+                self._hold.begin_part()
+                await self._hold.wait(lambda: self._state.paused is None or self._has_changed)
+                self._hold.end_part()
+            else:
+                await workflow.wait_condition(lambda: self._has_changed)
+
+    def _begin(self, progress: Progress, runner: NodeRunner) -> None:
+        while self._state.paused is None and not self._is_rolling_over():
+            path = progress.take()
+            if path is None:
+                return
+            task = self._tasks[path] = asyncio.create_task(runner.run(path))
+            task.add_done_callback(self._note_end)
+
+    def _note_end(self, _: asyncio.Task[None]) -> None:
+        self._has_changed = True
+
+    def _reap(self, progress: Progress, runner: NodeRunner) -> None:
+        """Cancel what nothing is expected of any more, and raise what ends the job."""
+        for path in progress.take_dropped():
+            self._tasks[path].cancel()
+        for path, task in list(self._tasks.items()):
+            if not task.done():
+                continue
+            del self._tasks[path]
+            is_gone = not progress.has(path)
+            if is_gone:
+                runner.forget(path)
+                progress.hand_back(path)
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not (is_gone and is_cancelled_exception(error)):
+                raise error
+
+    async def _stop_rest(self, runner: NodeRunner) -> None:
+        """Cancel and await what still runs, so that what it has used is counted."""
+        self._is_ending = runner.is_stopping = True
+        errors = await cancel_and_wait(list(self._tasks.values()))
+        for error in errors:
+            known = (LimitReachedError, FailureError, MusterError, asyncio.CancelledError)
+            if not isinstance(error, known):
+                raise error
+
+    def _result(self, progress: Progress) -> AgentJobResult:
+        """Return the result of a plan that is over; raises what it failed with."""
+        if progress.failure is not None:
+            path, why = progress.failure
+            raise failure.node_failure(shown(path), why, workflow.info().workflow_id)
+        try:
+            answer = as_text(progress.output())
+        except BadReferenceError as error:
+            raise BadReferenceError(
+                f"the plan, `output`: {error.message}", hint=error.hint
+            ) from error
+        size = len(to_json(answer))
+        if size > MAX_ASSISTANT_BYTES:
+            raise LimitExceededError("what the plan gives, as JSON,", size, MAX_ASSISTANT_BYTES,
+                                     "bytes", hint="name less in the plan's `output`")  # fmt: skip
+        return self._state.result(StopReason.ANSWERED, answer)
+
+    def _is_rolling_over(self) -> bool:
+        """Say whether nothing new may be scheduled in this run."""
+        info = workflow.info()
+        is_due = (
+            info.is_continue_as_new_suggested()
+            or info.get_current_history_length() >= MAX_HISTORY_EVENTS
+            or info.get_current_history_size() >= MAX_HISTORY_BYTES
+        )
+        return is_due and not self._is_ending
+
+    def _roll_over(self) -> NoReturn:
+        """Continue as new; nothing runs now."""
+        if workflow.cancellation_reason() is not None:
+            raise asyncio.CancelledError
+        job = self._job.model_copy(update={"carried": self._state, "retried": None})
+        size = len(to_json(job))
+        if size > MAX_START_BYTES:
+            raise LimitExceededError(
+                "what the plan's job hands on, as JSON,", size, MAX_START_BYTES, "bytes",
+                hint="make the plan's values smaller, or its maps less wide",
+            )  # fmt: skip
+        workflow.continue_as_new(job)
+
+    def _time_left(self) -> timedelta:
+        """Return the wall time that is left, above zero; raises `OutOfTimeError` if none is."""
+        left = self._state.deadline - workflow.now()
+        if left <= timedelta(0):
+            raise OutOfTimeError
+        return left
+
+    def _say(self, doing: str) -> None:
+        """Tell people what the job does now: the query and the current details of the UI."""
+        self._state.doing = doing
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell people how the job stands, and what it waits for that only they can give."""
+        state = self._state
+        workflow.set_current_details(
+            plan_text.details(self._plan, state, self.plan(), self.waits())
+        )
+        found = [] if self._is_ending else decision.waiting_for(self._agent, state)
+        if found != state.waiting_for:
+            state.waiting_for = found
+            workflow.upsert_search_attributes([_WAITING_FOR.value_set(found)])
+
+    def _enter(self, status: JobStatus, doing: str) -> None:
+        """Enter a state that people search for."""
+        self._say(doing)
+        workflow.upsert_search_attributes([_STATE.value_set(status.value)])
+
+    def _end_badly(self, error: BaseException) -> NoReturn:
+        """End the job cancelled if that was asked for, else failed with `error`."""
+        if workflow.cancellation_reason() is not None:
+            self._enter(JobStatus.CANCELLED, "cancelled")
+            raise asyncio.CancelledError from error
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        message = error.message if isinstance(error, MusterError | FailureError) else str(error)
+        self._enter(JobStatus.FAILED, text.one_line(f"failed: {message}"))
+        refused = failure.refusal(error) if isinstance(error, MusterError) else error
+        if isinstance(refused, ApplicationError):
+            raise failure.with_spent(refused, self._state.spent()) from error
+        raise error
