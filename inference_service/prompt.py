@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
+from jsonschema.exceptions import best_match
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
@@ -230,10 +230,10 @@ def _validated(text: str, schema: dict[str, Any]) -> Any:
             f"the model's output is not JSON ({error}): {text[:80]!r}",
             hint="raise `sampling.max_tokens`, so that the object is not cut off",
         ) from None
-    try:
-        Draft202012Validator(schema).validate(value)
-    except ValidationError as error:
+    # Of the choices that the schema leaves, the one that the output comes nearest to.
+    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    if error is not None:
         raise InvalidOutputError(
             f"the model's output breaks its schema at {error.json_path}: {error.message[:200]}"
-        ) from None
+        )
     return value
