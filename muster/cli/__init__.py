@@ -10,7 +10,7 @@ import typer
 
 from muster import exit as way_out
 from muster import telemetry
-from muster.cli import approval, doctor, garbage, job, rebuild, run, show, stack, worker
+from muster.cli import approval, doctor, garbage, job, rebuild, report, run, show, stack, worker
 from muster.cli.option import DataDir
 from muster.settings import load_settings
 
@@ -22,6 +22,7 @@ COMMANDS = (
     run.run,
     job.jobs,
     show.show,
+    report.report,
     job.send,
     approval.approvals,
     approval.approve,
