@@ -2,7 +2,7 @@
 
 Computed from the job's Temporal history; the ledger adds the tokens of LLM steps that history has
 no result of. `turn_row.py` says how a turn's time is split. What the wall time holds beside the
-turns' parts, between the activities, is `other_s`.
+turns' parts is `people_s`, the wait for people (`people_wait.py`), and `other_s`, the rest.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contracts.plan_job import PlanJobStart
 from muster.decided import Decided, DecisionRow
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
+from muster.people_wait import PeopleWait
 from muster.turn_row import TimeParts, TurnRow, turn_rows
 from muster.unread import Unread
 
@@ -53,6 +54,7 @@ class JobReport(Frozen):
     wall_s: float
     time: TimeParts
     unfinished_s: float
+    people_s: float
     other_s: float
     mean_cohort_size: float | None
     rows: tuple[TurnRow, ...]
@@ -90,11 +92,12 @@ def build_report(
     history has no result.
     """
     first, run, found = None, list[HistoryEvent](), list[Activity]()
-    unread, decided = Unread(), Decided()
+    unread, decided, people = Unread(), Decided(), PeopleWait()
     for events in runs:
         assert events, "a history has at least its first event"
         unread.follow(events)
         decided.follow(events)
+        people.follow(events)
         found += activities(run)
         first, run = first or events[0], list(events)
     assert first, "a job has at least one run"
@@ -110,6 +113,7 @@ def build_report(
         TimeParts(tool_s=sum(row.tool_s for row in rows)),
     )
     unfinished_s = sum(step.unfinished_s for step in steps)
+    people_s = people.alone_s(found, end_ns)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
     given = first_json(first.workflow_execution_started_event_attributes.input)
@@ -139,7 +143,8 @@ def build_report(
         wall_s=wall_s,
         time=time,
         unfinished_s=unfinished_s,
-        other_s=max(0.0, wall_s - time.total_s - unfinished_s),
+        people_s=people_s,
+        other_s=max(0.0, wall_s - time.total_s - unfinished_s - people_s),
         mean_cohort_size=sum(cohorts) / len(cohorts) if cohorts else None,
         rows=tuple(rows),
         unread=result.unread if result else tuple(message.id for message in unread.messages),
