@@ -214,9 +214,9 @@ def _validated(text: str, schema: dict[str, Any]) -> Any:
             hint="raise `sampling.max_tokens`, so that the object is not cut off",
         ) from None
     # Of the choices that the schema leaves, the one that the output comes nearest to.
-    error = best_match(Draft202012Validator(schema).iter_errors(value))
-    if error is not None:
+    broken = best_match(Draft202012Validator(schema).iter_errors(value))
+    if broken is not None:
         raise InvalidOutputError(
-            f"the model's output breaks its schema at {error.json_path}: {error.message[:200]}"
+            f"the model's output breaks its schema at {broken.json_path}: {broken.message[:200]}"
         )
     return value
