@@ -101,13 +101,17 @@ class JobMessage(Frozen):
 
 
 class JobProgress(Frozen):
-    """Answer of the `progress` query: what the job is doing now, in one line."""
+    """Answer of the `progress` query: what the job is doing now, in one line.
+
+    `waits` is what it waits for from people, be it beside other things, and how they give it.
+    """
 
     turns: int
     llm_steps: int
     tool_calls: int
     doing: str
     usage: Usage
+    waits: str = ""
 
 
 class OpenJobInput(Frozen):

@@ -16,6 +16,7 @@ from contracts.approval import (
     Verdict,
 )
 from contracts.error import BadInputError
+from contracts.job import JobProgress
 from contracts.name import (
     WAITS_FOR_ANYONE,
     WAITS_FOR_APPROVAL,
@@ -29,6 +30,9 @@ MAX_SEARCHED_NAMES = 100
 """People by whom a job can be found while it waits; where more may decide, by `anyone`."""
 
 MAX_CALLS_IN_HINT = 5
+
+EXPIRY = "nobody has approved it within"
+"""By this a denial that people did not give is known."""
 
 
 def policies(agent: AgentSpec) -> dict[str, Approval]:
@@ -117,7 +121,17 @@ def denial(tool: str, request: ApprovalRequest) -> str:
         return f"error: {tool} was not called: {request.denied_by} denied it{why}"
     assert request.expires_at is not None
     waited_s = (request.expires_at - request.asked_at).total_seconds()
-    return f"error: {tool} was not called: nobody has approved it within {waited_s:g} s"
+    return f"error: {tool} was not called: {EXPIRY} {waited_s:g} s"
+
+
+def is_expiry(tool: str, content: str) -> bool:
+    """Say whether the model reads that nobody has decided on a call in time."""
+    return content.startswith(f"error: {tool} was not called: {EXPIRY} ")
+
+
+def progress(job_id: str, state: JobState) -> JobProgress:
+    """Return what the job is doing now, and what it waits for that only people can give."""
+    return state.progress().model_copy(update={"waits": doing(job_id, state)})
 
 
 def waits(agent: AgentSpec, state: JobState) -> JobWaits:

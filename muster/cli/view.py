@@ -121,6 +121,8 @@ def time_table(*reports: JobReport) -> RenderableType:
     ]
     if unfinished_s := sum(report.unfinished_s for report in reports):
         rows.append(("unfinished", unfinished_s, "LLM steps that did not finish"))
+    if people_s := sum(report.people_s for report in reports):
+        rows.append(("people", people_s, "approvals and pauses"))
     rows.append(("between", sum(report.other_s for report in reports), "workflow, opening the job"))
     wall_s = sum(report.wall_s for report in reports)
     whole_s = max(wall_s, sum(seconds for _, seconds, _ in rows))
@@ -164,15 +166,15 @@ def job_table(rows: Sequence[JobRow], now: datetime) -> RenderableType:
     return table
 
 
-def job_view(report: JobReport, link: str) -> RenderableType:
-    """Return all that people see of one job: head, turns, answer or end, time, link."""
+def job_view(report: JobReport, link: str, people: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return all that people see of one job: head, turns, `people`, answer or end, time, link."""
     state = Text(report.status.value, style=_STYLES[report.status])
     head = Text.assemble(
         ("job ", "bold"), report.job_id, "  ", state, "  ", report.agent or "?", " on ",
         report.model or "?", f"  started {report.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
         f"  {show_duration(report.wall_s)}",
     )  # fmt: skip
-    parts: list[RenderableType] = [head, _totals(report), _turn_table(report)]
+    parts: list[RenderableType] = [head, _totals(report), _turn_table(report), *people]
     if report.answer is not None:
         title = "last answer" if report.status is JobStatus.STOPPED else "answer"
         parts += [Text(title, style="bold"), Text(printable(report.answer)), Text()]
