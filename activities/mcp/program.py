@@ -34,8 +34,9 @@ KEPT_BYTES = 16_384
 SHOWN_CHARS = 1_000
 """How much of it an error shows. Less than is kept: a secret cut in two is cut away here."""
 
-END_GRACE_S = 2.0
-"""How long a program may take to end by itself, and once more when it is told to."""
+END_GRACE_S = 1.5
+"""How long a program may take to end by itself, and once more when it is told to. Both together are
+less than what a tool worker is given to close."""
 
 STATUS_WAIT_S = 1.0
 """How long the status of a program that has closed its output is waited for."""

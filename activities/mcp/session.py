@@ -49,7 +49,7 @@ MAX_ASKED = 10_000
 MAX_GARBAGE = 1_000
 """Lines that are no MCP, which a server may print in one session: some print a greeting."""
 
-CLOSE_GRACE_S = 5.0
+CLOSE_GRACE_S = 3.0
 """How long a session may take to say goodbye; `program` takes its own time after that."""
 
 PROBE_S = 5.0
