@@ -113,7 +113,7 @@ class _NotingTransport(httpx2.AsyncBaseTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body of at most so many bytes, if it is not an event stream, which is bounded by event."""
+    """A body of at most so many bytes; of a stream of events, those until the answer."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, shown: str, current: Exchange | None) -> None:
         self._inner, self._shown, self._current = inner, shown, current

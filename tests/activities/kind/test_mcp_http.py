@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -116,13 +117,23 @@ async def test_answer_that_is_no_mcp_is_one_clear_error(
     assert web.count("tools/call") == 1
 
 
+@pytest.mark.parametrize("form", ["json", "event", "events"])
 async def test_answer_without_an_end_is_cut_off(
-    web: WebServer, tools: McpTools, monkeypatch: pytest.MonkeyPatch
+    web: WebServer, tools: McpTools, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setattr("activities.mcp.http.MAX_MESSAGE_BYTES", 1_000_000)
-    web.on_call = lambda message: result(
-        message, content=[{"type": "text", "text": "x" * 2_000_000}]
-    )
+    progress = {"progressToken": 1, "progress": 1}
+    event = {"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}
+
+    def answer(message: dict[str, Any]) -> tuple[str, str]:
+        status, text = result(message, content=[{"type": "text", "text": "x" * 2_000_000}])
+        if form == "json":
+            return status, text
+        lines = [text] if form == "event" else [json.dumps(event)] * 20_000
+        streamed = "".join(f"event: message\ndata: {line}\n\n" for line in lines)
+        return f"{status}\nContent-Type: text/event-stream", streamed
+
+    web.on_call = answer
     found = await failure(tools, {"url": web.url}, "do")
     assert found.kind is FailureKind.PERMANENT
     assert "answers more than 1,000,000 bytes" in found.text
