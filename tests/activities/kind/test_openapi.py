@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from activities.error_map import FailureKind, classify
+from activities.kind import http as kind_http
 from activities.kind import openapi, openapi_source
+from activities.kind.http import HttpClients
 from activities.kind.openapi import OpenApiTools
+from activities.kind.openapi_endpoint import address_of
+from activities.kind.openapi_source import Sources
+from activities.secret import Secrets
 from activities.tool import WrongArgumentsError
 from contracts.error import BadInputError, LimitExceededError, UnavailableError
 from tests.activities.kind.calling import ask, shop, tools
@@ -24,6 +29,7 @@ from tests.activities.kind.service import (
     hang,
     http,
     parameter,
+    running,
     service,
 )
 
@@ -192,6 +198,44 @@ async def test_document_is_read_when_a_job_opens_and_kept_for_its_calls(
     assert len(service.seen) == 4
     service.serve(document(get_x={}, get_y={}))
     assert len(await tools.describe(shop(service))) == 2, "it is read anew"
+
+
+async def test_document_that_has_not_changed_is_parsed_once(service: Service) -> None:
+    clients = HttpClients()
+    sources = Sources(Secrets(), clients)
+    ref = shop(service)
+    assert ref.openapi is not None
+    service.serve(document(get_x={}))
+    first = await sources.get(ref, ref.openapi, anew=True)
+    assert await sources.get(ref, ref.openapi, anew=True) is first
+    service.serve(document(get_y={}))
+    assert await sources.get(ref, ref.openapi, anew=True) is not first
+    assert len(service.seen) == 3
+    await sources.close()
+    await clients.close()
+
+
+async def test_connections_to_services_that_are_not_used_are_given_up(
+    tools: OpenApiTools, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind_http, "MAX_CLIENTS", 1)
+    async with running() as other, asyncio.timeout(10):
+        for each in (service, other):
+            each.serve(document(get_x={}), x=http("ok"))
+            assert await ask(tools, shop(each, remote="get_x")) == "ok"
+        await service.ended.wait()
+        assert not other.ended.is_set()
+
+
+def test_header_that_is_made_of_a_short_password_is_a_secret_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOP_KEY", "k3y9")
+    secrets = Secrets()
+    address = address_of(secrets, "shop", "http://shop:${env:SHOP_KEY}@shop.example/v1")
+    assert address.url == "http://shop.example/v1"
+    assert address.headers == (("Authorization", "Basic c2hvcDprM3k5"),)
+    assert secrets.scrub("sent Basic c2hvcDprM3k5") == "sent Basic [secret]"
 
 
 async def test_calls_go_on_with_the_document_that_was_read_last(
