@@ -2,7 +2,7 @@
 
 Computed from the job's Temporal history; the ledger adds the tokens of LLM steps that history has
 no result of. `turn_row.py` says how a turn's time is split. What the wall time holds beside the
-turns' parts, between the activities, is `other_s`.
+turns' parts is `people_s`, the wait for people (`people_wait.py`), and `other_s`, the rest.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import Field, JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.agent import AgentSpec
-from contracts.job import AgentJobInput, JobStatus, OpenJobResult, StopReason
+from contracts.job import AgentJobInput, AgentJobResult, JobStatus, OpenJobResult, StopReason
 from contracts.llm_step import Usage
 from contracts.message import Frozen, is_false
 from contracts.name import OPEN_JOB
@@ -24,6 +25,7 @@ from contracts.plan_job import PlanJobStart
 from muster.decided import Decided, DecisionRow
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
+from muster.people_wait import PeopleWait
 from muster.turn_row import TimeParts, TurnRow, turn_rows
 from muster.unread import Unread
 
@@ -53,6 +55,7 @@ class JobReport(Frozen):
     wall_s: float
     time: TimeParts
     unfinished_s: float
+    people_s: float
     other_s: float
     mean_cohort_size: float | None
     rows: tuple[TurnRow, ...]
@@ -90,11 +93,12 @@ def build_report(
     history has no result.
     """
     first, run, found = None, list[HistoryEvent](), list[Activity]()
-    unread, decided = Unread(), Decided()
+    unread, decided, people = Unread(), Decided(), PeopleWait()
     for events in runs:
         assert events, "a history has at least its first event"
         unread.follow(events)
         decided.follow(events)
+        people.follow(events)
         found += activities(run)
         first, run = first or events[0], list(events)
     assert first, "a job has at least one run"
@@ -104,12 +108,12 @@ def build_report(
     end_ns = ending.at_ns or (max(int(now.timestamp() * 1e9), last_ns) if now else last_ns)
     rows = turn_rows(found, end_ns, over=ending.at_ns is not None, ledger=ledger)
     steps = [row.step for row in rows if row.step]
-    spent = [tool.spent for row in rows for tool in row.tools if tool.spent]
     time = sum(
         (step.time for step in steps if step.time),
         TimeParts(tool_s=sum(row.tool_s for row in rows)),
     )
     unfinished_s = sum(step.unfinished_s for step in steps)
+    people_s = people.alone_s(found, end_ns)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
     given = first_json(first.workflow_execution_started_event_attributes.input)
@@ -128,18 +132,13 @@ def build_report(
         hint=ending.hint,
         started_at=_moment(time_ns(first)),
         closed_at=_moment(ending.at_ns) if ending.at_ns is not None else None,
-        turns=result.turns if result else len(rows),
-        llm_steps=result.llm_steps
-        if result
-        else sum(step.time is not None for step in steps) + sum(each.llm_steps for each in spent),
-        tool_calls=result.tool_calls
-        if result
-        else sum(len(row.tools) for row in rows) + sum(each.tool_calls for each in spent),
+        **_counts(rows, result),
         usage=sum((row.usage for row in rows), Usage()),
         wall_s=wall_s,
         time=time,
         unfinished_s=unfinished_s,
-        other_s=max(0.0, wall_s - time.total_s - unfinished_s),
+        people_s=people_s,
+        other_s=max(0.0, wall_s - time.total_s - unfinished_s - people_s),
         mean_cohort_size=sum(cohorts) / len(cohorts) if cohorts else None,
         rows=tuple(rows),
         unread=result.unread if result else tuple(message.id for message in unread.messages),
@@ -154,6 +153,19 @@ def _pinned(agent: AgentSpec, found: Iterable[Activity]) -> AgentSpec:
     """Return the agent with the tools that its servers had when the job opened."""
     opened = (parsed(OpenJobResult, each.result) for each in found if each.name == OPEN_JOB)
     return agent.pinned(next((each.tools for each in opened if each), ()))
+
+
+def _counts(rows: Sequence[TurnRow], result: AgentJobResult | None) -> dict[str, Any]:
+    """Return how many turns, LLM steps and tool calls there were: as its result says, if any."""
+    if result is not None:
+        return result.model_dump(include={"turns", "llm_steps", "tool_calls"})
+    spent = [tool.spent for row in rows for tool in row.tools if tool.spent]
+    steps = sum(row.step is not None and row.step.time is not None for row in rows)
+    return {
+        "turns": len(rows),
+        "llm_steps": steps + sum(each.llm_steps for each in spent),
+        "tool_calls": sum(len(row.tools) for row in rows) + sum(each.tool_calls for each in spent),
+    }
 
 
 def _moment(at_ns: int) -> datetime:

@@ -267,8 +267,8 @@ async def _mark(
     connection: AsyncConnection, kept: Collection[str], grace: timedelta, *, with_names: bool
 ) -> _Marked:
     """Find the garbage, in the transaction of `connection`."""
-    for table in (_KEPT, *_LIVE.values()):
-        await connection.run_sync(table.create)
+    for kept_table in (_KEPT, *_LIVE.values()):
+        await connection.run_sync(kept_table.create)
     await connection.execute(_KEEP, {"job_ids": sorted(set(kept))})
     cutoff = (await connection.execute(sa.select(sa.func.now() - grace))).scalar_one()
     for statement in _MARKS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from activities.kind.json_schema import check_schema
+from activities.kind.told_schema import told_schema
 from activities.tool import LoadedTool, ServedTool
 from contracts.agent import ToolRef, ToolSchema
 from contracts.error import BadInputError
@@ -17,6 +18,7 @@ class ActivityTools:
         """Return the one tool; raises BadInputError if its arguments are no JSON schema."""
         assert ref.activity is not None
         check_schema(ref.shown, ref.activity.arguments)
+        told_schema(ref.shown, ref.activity.arguments)  # follows every reference in it
         return [
             ServedTool(
                 ToolSchema(

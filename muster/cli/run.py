@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
-from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from contracts.plan import LLMNode, Plan
 from muster import exit as way_out
 from muster.cli.option import DataDir, Json
 from muster.cli.view import console, json_text, printable, time_table, verdict
-from muster.cli.watch import watch
+from muster.cli.watch import watch_job
 from muster.connection import connect
 from muster.duration import parse_duration
 from muster.job import Jobs
@@ -141,8 +140,7 @@ async def follow(
         return 0
     if not as_json:
         console(stderr=True).print(f"job {job_id}  {link}".strip(), soft_wrap=True)
-    async with aclosing(jobs.progress(job_id)) as progress:
-        await watch(progress, quiet=as_json)
+    await watch_job(settings, jobs, job_id, quiet=as_json)
     report = await jobs.report(job_id)
     if as_json:
         typer.echo(json_text(report.summary()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from enum import Enum, auto
 from typing import Annotated
 
@@ -20,7 +19,7 @@ from muster.cli.people_view import people_view
 from muster.cli.plan_view import node_table
 from muster.cli.run import link_of, say_end
 from muster.cli.view import console, job_view, json_text
-from muster.cli.watch import watch
+from muster.cli.watch import watch_job
 from muster.history_size import history_size
 from muster.job import Jobs
 from muster.job_id import check_job_id
@@ -74,8 +73,7 @@ async def _show(
 ) -> int:
     async with open_jobs(settings) as jobs:
         if wait:
-            async with aclosing(jobs.progress(job_id)) as progress:
-                await watch(progress, quiet=as_json)
+            await watch_job(settings, jobs, job_id, quiet=as_json)
         match what:
             case _What.REPORT:
                 return await _show_report(settings, jobs, job_id, wait=wait, as_json=as_json)

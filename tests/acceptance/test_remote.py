@@ -284,6 +284,8 @@ async def test_a_large_result_goes_to_the_store_and_the_model_reads_the_whole(
     ]  # fmt: skip
     assert asked[-1].input.ByteSize() < 10_000
     assert [len(row.tools) for row in report.rows] == [1, 0]
+    shown = report.rows[0].tools[0].content
+    assert shown == "y" * 500 + "…\n[of 20,000 characters; the history has the whole]"
     assert report.tool_calls == 1
 
 
