@@ -61,7 +61,7 @@ WINDOW = 2
 MIN_TURNS = 50
 """With fewer, the window around the 10th of a hundred holds the opening."""
 
-AT = (100, 1_000, 4_000)
+AT = (100, 1_000, 3_000)
 """Turns at which resident memory is told."""
 
 GIVE_UP = timedelta(minutes=10)

@@ -8,18 +8,22 @@ stays, as in an agent's turns.
 
 `host_pre_s` is the step's own (claim, resolve, render, tokenise). `loop_s` is the CPU time of the
 event loop's thread from a step's attachment to its end, less that of the same request to a second
-simulated engine without a service: what other steps of the service must wait for.
+simulated engine without a service: what other steps of the service must wait for. `opening_s` and
+`longest_s` are the longest that the loop's thread works on end, in CPU seconds: in a session's
+first step, which tokenises its whole prompt, and in its later ones. The simulated engine's part is
+in them.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,7 @@ from store.context import ContextStore
 from store.database import Database
 
 SIZES = (1_000, 10_000, 100_000)
+TICK_S = 0.0005
 WORDS = ("sea", "wide", "river", "runs", "under", "low", "grey", "sky", "and", "then", "stone")
 ANSWER = '{"tool":"look","arguments":{}}'
 LOOK: JsonValue = {
@@ -69,6 +74,8 @@ class _Session:
         self.host_pre_s: list[float] = []
         self.host_post_s: list[float] = []
         self.loop_s: list[float] = []
+        self.opening_s: list[float] = []
+        self.longest_s: list[float] = []
         self._words = random.Random(seed)
         self._job_id = f"bench-{uuid4().hex}"
         self._base: ContextRef | None = None
@@ -118,7 +125,8 @@ async def measure(
         for number in range(rounds + 2):
             for session in sessions:
                 begun = time.thread_time()
-                result = await session.step(service)
+                with _longest_work(session.longest_s if number else session.opening_s):
+                    result = await session.step(service)
                 both = time.thread_time() - begun
                 begun = time.thread_time()
                 await _run(twin, replace(asked[-1], request_id=f"twin-{asked[-1].request_id}"))
@@ -133,6 +141,30 @@ async def measure(
     return measured
 
 
+@contextmanager
+def _longest_work(found: list[float]) -> Iterator[None]:
+    """Add to `found` the longest CPU time of this thread between two turns of the event loop."""
+    longest, last = 0.0, time.thread_time()
+
+    def look() -> None:
+        nonlocal longest, last
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+
+    async def watch() -> None:
+        while True:
+            look()
+            await asyncio.sleep(TICK_S)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        look()
+        found.append(longest)
+
+
 async def _run(engine: SimulatedEngine, request: EngineRequest) -> None:
     async with aclosing(engine.generate(request)) as pieces:
         async for _ in pieces:
@@ -141,7 +173,7 @@ async def _run(engine: SimulatedEngine, request: EngineRequest) -> None:
 
 def figures_of(sessions: Sequence[_Session]) -> dict[str, Any]:
     """Return medians by size, in seconds, and their ratios to the smallest size's."""
-    names = ("host_pre_s", "host_post_s", "loop_s")
+    names = ("host_pre_s", "host_post_s", "loop_s", "opening_s", "longest_s")
     by_size: dict[int, dict[str, float]] = {}
     for size in SIZES:
         own = [session for session in sessions if session.size == size]
@@ -181,7 +213,8 @@ def main() -> int:
     data_dir = Settings().data_dir
     with embedded_stack(engine="simulated", simulated_time_scale="0") as stack:
         figures = uvloop.run(_measure(stack.database_url, data_dir, given.seeds, given.rounds))
-    print(f"{'tokens':>10}{'host_pre, ms':>16}{'host_post, ms':>16}{'event loop, ms':>16}")
+    heads = ("host_pre", "host_post", "event loop", "opening", "longest")
+    print(f"{'tokens':>10}" + "".join(f"{f'{head}, ms':>16}" for head in heads))
     for size, row in figures["context_tokens"].items():
         print(f"{size:>10,}" + "".join(f"{1e3 * value:>16.2f}" for value in row.values()))
     told = ", ".join(f"{ratio:.2f}" for ratio in figures["host_pre_ratio_of_seeds"])

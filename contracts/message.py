@@ -47,6 +47,11 @@ def is_none(value: object) -> bool:
     return value is None
 
 
+def is_false(value: bool) -> bool:
+    """Say whether a flag is left out of what is written, for the same reason."""
+    return not value
+
+
 def is_empty(value: Sized) -> bool:
     """Say whether a collection is left out of what is written."""
     return len(value) == 0

@@ -205,16 +205,21 @@ def node_kind(node: Any) -> str | None:
     return kinds[0] if len(kinds) == 1 else None
 
 
+def _tag_of(node: Any) -> str | None:
+    kind = node_kind(node)
+    return f"<{kind}>" if kind else None
+
+
 Node = Annotated[
-    Annotated[LLMNode, Tag("llm")]
-    | Annotated[ToolNode, Tag("tool")]
-    | Annotated[ApprovalNode, Tag("approval")]
-    | Annotated[AgentNode, Tag("agent")]
-    | Annotated[BranchNode, Tag("branch")]
-    | Annotated[MapNode, Tag("map")]
-    | Annotated[JoinNode, Tag("join")],
+    Annotated[LLMNode, Tag("<llm>")]
+    | Annotated[ToolNode, Tag("<tool>")]
+    | Annotated[ApprovalNode, Tag("<approval>")]
+    | Annotated[AgentNode, Tag("<agent>")]
+    | Annotated[BranchNode, Tag("<branch>")]
+    | Annotated[MapNode, Tag("<map>")]
+    | Annotated[JoinNode, Tag("<join>")],
     Discriminator(
-        node_kind,
+        _tag_of,
         custom_error_type="node_kind",
         custom_error_message=f"a node has exactly one of {', '.join(NODE_KINDS)}",
     ),

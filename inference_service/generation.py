@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Generation:
     """How many of the prompt's first tokens the session had computed before."""
     samples: list[str] = field(default_factory=list[str])
     """The engine requests made for it, the last one's answer being the step's, if any."""
+    sampled: array[int] = field(default_factory=lambda: array("i"))
+    """What the last of them has sampled so far."""
     leaf: Leaf | None = None
     dispatched: asyncio.Event = field(default_factory=asyncio.Event)
     rejection: MusterError | None = None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,6 +18,13 @@ from starlette.routing import Route
 
 from inference_service.engine.protocol import EngineCapacity, EngineDeadError
 from inference_service.service import InferenceService
+from inference_service.stream import JobStream
+
+MAX_STREAMS = 64
+"""Readers who follow jobs at once: each looks at the service ten times a second."""
+
+PING_S = 15
+"""A silent stream shows this often that it is alive."""
 
 
 def http_app(
@@ -34,6 +45,10 @@ def http_app(
     engine tells of its prefix cache, the account that refreshes and prewarms go to (`overhead`; its
     `computed_tokens` are the `overhead_tokens` of `/stats`), and where the engine's wall time went
     (`gpu`: a `GPUAccount`, in seconds, and its `opportunity`).
+
+    `GET /jobs/JOB/stream`: server-sent events of what the job's running steps write, for as long as
+    the reader stays: `begun`, `written` and `ended` (`stream.py`), each with its fields as JSON. At
+    most MAX_STREAMS at once: more get 503.
 
     `GET /metrics`: what `metrics` holds, in Prometheus' text format.
     """
@@ -60,6 +75,13 @@ def http_app(
     async def cohorts(_: Request) -> JSONResponse:
         return JSONResponse(_cohorts(service))
 
+    async def stream(request: Request) -> Response:
+        if len(service.on_end) >= MAX_STREAMS:
+            reason = f"{MAX_STREAMS} streams are open, the limit"
+            return JSONResponse({"status": "busy", "reason": reason}, status_code=503)
+        followed = JobStream(service, request.path_params["job_id"])
+        return EventSourceResponse(_server_events(followed), ping=PING_S)
+
     async def collect(_: Request) -> Response:
         # Off the event loop: collecting looks at the service from outside.
         text = await asyncio.to_thread(generate_latest, metrics)
@@ -71,8 +93,18 @@ def http_app(
             Route("/stats", stats),
             Route("/cohorts", cohorts),
             Route("/metrics", collect),
+            Route("/jobs/{job_id}/stream", stream),
         ]
     )
+
+
+async def _server_events(stream: JobStream) -> AsyncIterator[ServerSentEvent]:
+    try:
+        async with aclosing(stream.events()) as events:
+            async for event in events:
+                yield ServerSentEvent(json.dumps(asdict(event)), event=type(event).__name__.lower())
+    finally:
+        stream.close()
 
 
 async def _stats(service: InferenceService) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic import JsonValue
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from contracts.agent import ToolSchema
 from contracts.error import BadInputError, LimitExceededError, MusterError
@@ -102,6 +102,23 @@ def parse_output(text: str, step_id: str, form: OutputForm, toolset: Toolset) ->
             hint="lower `sampling.max_tokens`, or let the tool take less in its arguments",
         )
     return message
+
+
+def draft_text(text: str, form: OutputForm) -> str:
+    """Return what people may read of a text that is still being generated.
+
+    Of an answer as JSON that is the answer so far, of a tool call nothing. A character of which
+    only some bytes are there is left out.
+    """
+    text = text.rstrip("\ufffd")
+    if not form.tools:
+        return text
+    try:
+        value = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return ""
+    answer = value.get("answer") if isinstance(value, dict) else None
+    return answer if isinstance(answer, str) else ""
 
 
 def _parsed(text: str, step_id: str, form: OutputForm, toolset: Toolset) -> Message:
@@ -214,9 +231,9 @@ def _validated(text: str, schema: dict[str, Any]) -> Any:
             hint="raise `sampling.max_tokens`, so that the object is not cut off",
         ) from None
     # Of the choices that the schema leaves, the one that the output comes nearest to.
-    broken = best_match(Draft202012Validator(schema).iter_errors(value))
-    if broken is not None:
+    wrong = best_match(Draft202012Validator(schema).iter_errors(value))
+    if wrong is not None:
         raise InvalidOutputError(
-            f"the model's output breaks its schema at {broken.json_path}: {broken.message[:200]}"
+            f"the model's output breaks its schema at {wrong.json_path}: {wrong.message[:200]}"
         )
     return value

@@ -122,7 +122,7 @@ class Sampler:
     async def _drain(self, generation: Generation, request: EngineRequest) -> Sample:
         """Take the request's pieces to the last, within the gaps."""
         generation.phase = StepPhase.PREFILL
-        token_ids: array[int] = array("i")
+        token_ids = generation.sampled = array("i")
         before, gpu = generation.usage, self._dispatcher.gpu
         async with aclosing(self._engine.generate(request)) as pieces:
             while True:

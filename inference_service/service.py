@@ -57,6 +57,8 @@ class InferenceService:
         """Set when the engine is gone: the process should leave and be started again."""
         self.trouble = ""
         """Why the engine cannot serve any more, though it may look alive."""
+        self.on_end: set[Callable[[Generation], object]] = set()
+        """Called for each generation that has ended, however."""
         self.on_finished: Callable[[Generation, LLMStepResult], object] = lambda *_: None
         """Called for each step that was generated and committed here."""
         self.sessions = Sessions(engine.tokenizer, contexts)
@@ -110,6 +112,10 @@ class InferenceService:
     def generation(self, step_id: str) -> Generation | None:
         """Return the running generation of a step, or None."""
         return self._live.get(step_id)
+
+    def generations(self, job_id: str) -> list[Generation]:
+        """Return the running generations of a job."""
+        return [each for each in self._live.values() if each.step.job_id == job_id]
 
     def heartbeat(self, generation: Generation) -> StepHeartbeat:
         """Return what the step's next heartbeat should say."""
@@ -180,6 +186,8 @@ class InferenceService:
 
     def _ended(self, generation: Generation, task: asyncio.Task[LLMStepResult]) -> None:
         del self._live[generation.step_id]
+        for told in list(self.on_end):
+            told(generation)
         if task.cancelled():
             return
         error = task.exception()

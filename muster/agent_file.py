@@ -48,7 +48,7 @@ def read_agent_file(path: Path) -> AgentFile:
 
     Raises `BadInputError`, or `FileValueError` (one, with the line) for what stands in the file.
     """
-    return parse_agent(_read_text(path), str(path))
+    return parse_agent(read_text(path), str(path))
 
 
 def load_agent(path: Path, tool_path: Sequence[Path]) -> AgentSpec:
@@ -58,11 +58,16 @@ def load_agent(path: Path, tool_path: Sequence[Path]) -> AgentSpec:
     while they are imported goes to standard error.
     """
     agent = read_agent_file(path)
+    check_file(agent, tool_path)
+    return agent.spec
+
+
+def check_file(agent: AgentFile, tool_path: Sequence[Path]) -> None:
+    """Check the tools and rules of an agent and its sub-agents; raises `FileValueError`."""
     for each in _with_sub_agents(agent):
         _check_rules(each)
         if each.spec.tools:
             check_tools(each, tool_path)
-    return agent.spec
 
 
 def check_tools(agent: AgentFile, tool_path: Sequence[Path]) -> None:
@@ -113,8 +118,8 @@ def parse_agent(text: str, file: str, *, callers: tuple[Path, ...] = ()) -> Agen
     `callers` are the files of the agents that call this one, the outermost first.
     """
     tree = parse_tree(text, file)
-    reader = _SubAgentReader((*callers, Path(file)))
-    shape = Shape({ToolRef: _tool_by_path, Message: _message_by_role, SubAgent: reader.by_file})
+    reader = SubAgentReader((*callers, Path(file)))
+    shape = Shape({ToolRef: tool_by_path, Message: _message_by_role, SubAgent: reader.by_file})
     data = shape.read(AgentSpec, tree)
     _check_names(tree, data)
     _name_tool_messages(tree, data)
@@ -123,7 +128,7 @@ def parse_agent(text: str, file: str, *, callers: tuple[Path, ...] = ()) -> Agen
     return AgentFile(file, spec, tree, tuple(reader.found))
 
 
-class _SubAgentReader:
+class SubAgentReader:
     """Puts the agent of another file where a sub-agent names one."""
 
     def __init__(self, files: tuple[Path, ...]) -> None:
@@ -169,7 +174,7 @@ class _SubAgentReader:
                 hint="let an agent higher up call this one",
             )
         try:
-            text = _read_text(file)
+            text = read_text(file)
         except FileValueError:
             raise
         except BadInputError as error:
@@ -181,7 +186,8 @@ def _text(text: str, near: Node) -> ScalarNode:
     return ScalarNode("tag:yaml.org,2002:str", text, near.start_mark, near.end_mark)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of an agent's or a plan's file; raises BadInputError."""
     try:
         state = path.stat()
         if stat.S_ISDIR(state.st_mode):
@@ -246,7 +252,8 @@ def _yaml_names(directory: Path) -> list[str]:
         return []
 
 
-def _tool_by_path(tree: Tree, node: Node, path: KeyPath) -> Mapping[str, Any] | None:
+def tool_by_path(tree: Tree, node: Node, path: KeyPath) -> Mapping[str, Any] | None:
+    """Return a tool that is its import path alone."""
     if isinstance(node, ScalarNode) and node.value:
         tree.lines[(*path, "function")] = tree.line(path)
         return {"function": str(node.value)}

@@ -193,8 +193,8 @@ async def refold(connection: AsyncConnection, job_id: str) -> int:
     bodies = [await chunks_of(connection, job_id, run.run_id) for run in chain]
     ledger = await step_usage(connection, job_id)
     # Megabytes of protobuf: not on the loop that serves workflow tasks.
-    job, turns = await asyncio.to_thread(fold, job_id, map(decode_history, bodies), ledger)
-    await put_projection(connection, job, turns)
+    job, turns, calls = await asyncio.to_thread(fold, job_id, map(decode_history, bodies), ledger)
+    await put_projection(connection, job, turns, calls)
     return len(turns)
 
 

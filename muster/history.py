@@ -106,6 +106,15 @@ def elapsed_s(start_ns: int, end_ns: int) -> float:
     return max(0, end_ns - start_ns) / 1e9
 
 
+def covered_s(spans: Iterable[tuple[int, int]]) -> float:
+    """Return the seconds that spans of nanoseconds cover together, each moment counted once."""
+    covered_ns, reached_ns = 0, 0
+    for start_ns, stop_ns in sorted(spans):
+        covered_ns += max(0, stop_ns - max(start_ns, reached_ns))
+        reached_ns = max(reached_ns, stop_ns)
+    return covered_ns / 1e9
+
+
 def failure_text(failure: Failure) -> str:
     """Return a failure in one line, `Type: message`, without the SDK's wrappers around it."""
     failure = _unwrapped(failure)

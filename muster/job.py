@@ -32,6 +32,7 @@ from contracts.llm_step import Usage
 from contracts.name import (
     AGENT_WORKFLOW,
     AGENTS_QUEUE,
+    PLAN_WORKFLOW,
     PROGRESS_QUERY,
     WAITS_QUERY,
 )
@@ -50,6 +51,9 @@ from muster.job_row import (
 from muster.job_view import doing
 from muster.report import JobReport
 from workflows.option import TIMEOUT_GRACE, search_attributes
+from workflows.plan_agent import as_agent_job
+from workflows.plan_check import check_plan, check_plan_input
+from workflows.plan_state import PlanRunInput
 
 if TYPE_CHECKING:  # commands that need no database load no part of SQLAlchemy
     from muster.past import Past
@@ -87,7 +91,7 @@ class Jobs:
     """The jobs of one Temporal namespace; `past` knows those that the server has dropped."""
 
     def __init__(self, client: Client, past: Past | None = None) -> None:
-        self._client = client
+        self.client = client
         self.histories = JobHistories(client, past)
 
     async def start(
@@ -114,6 +118,25 @@ class Jobs:
             priority=priority,
             deadline=deadline,
         )
+        return await self._start(AGENT_WORKFLOW, job, job, job_id)
+
+    async def start_plan(self, job: PlanRunInput, *, job_id: str | None = None) -> str:
+        """Start a job of a plan and return its id; raises what is wrong with plan or input."""
+        check_plan(job.plan)
+        check_plan_input(job.plan, job.input)
+        _tenant(job.tenant)
+        shown = to_json(job.input).decode()
+        stands_for = as_agent_job(job).model_copy(update={"input": shown})
+        return await self._start(PLAN_WORKFLOW, job, stands_for, job_id)
+
+    async def _start(
+        self,
+        workflow: str,
+        job: AgentJobInput | PlanRunInput,
+        shown: AgentJobInput,
+        job_id: str | None,
+    ) -> str:
+        """Start a job; `shown` says what it is found by, and its limits."""
         size = len(to_json(job))
         if size > MAX_START_BYTES:
             raise LimitExceededError(
@@ -122,16 +145,16 @@ class Jobs:
             )  # fmt: skip
         job_id = check_job_id(job_id) if job_id else new_job_id()
         try:
-            await self._client.start_workflow(
-                AGENT_WORKFLOW,
+            await self.client.start_workflow(
+                workflow,
                 job,
                 id=job_id,
                 task_queue=AGENTS_QUEUE,
-                execution_timeout=agent.limits.max_wall_time + TIMEOUT_GRACE,
+                execution_timeout=shown.agent.limits.max_wall_time + TIMEOUT_GRACE,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                search_attributes=search_attributes(job),
-                static_summary=_summary(job),
-                priority=Priority(priority_key=priority, fairness_key=tenant),
+                search_attributes=search_attributes(shown),
+                static_summary=_summary(shown),
+                priority=Priority(priority_key=shown.priority, fairness_key=shown.tenant),
             )
         except WorkflowAlreadyStartedError:
             raise BadInputError(
@@ -233,7 +256,7 @@ class Jobs:
         limit: int = 20,
     ) -> list[JobRow]:
         """Return jobs, those that run first, then the last ended; at most `limit`."""
-        found = self._client.list_workflows(
+        found = self.client.list_workflows(
             listing_query(status, agent, limit), limit=limit, page_size=min(limit, 1_000)
         )
         try:
@@ -254,7 +277,7 @@ class Jobs:
         starts: dict[str, datetime] = {}
         for place in range(0, len(job_ids), IDS_OF_A_QUERY):
             query = earlier_runs_query(job_ids[place : place + IDS_OF_A_QUERY])
-            async for run in self._client.list_workflows(query):
+            async for run in self.client.list_workflows(query):
                 starts[run.id] = min(run.start_time, starts.get(run.id, run.start_time))
         return starts
 
@@ -263,7 +286,7 @@ class Jobs:
         return await self.histories.report(job_id)
 
     def _handle(self, job_id: str, run_id: str | None = None) -> WorkflowHandle[object, object]:
-        return self._client.get_workflow_handle(check_job_id(job_id), run_id=run_id)
+        return self.client.get_workflow_handle(check_job_id(job_id), run_id=run_id)
 
     async def _closed(self, handle: WorkflowHandle[object, object]) -> None:
         """Wait for the job's end, over outages of the server up to `OUTAGE_LIMIT`."""

@@ -8,21 +8,24 @@ from temporalio.api.history.v1 import HistoryEvent
 
 from contracts.llm_step import Usage
 from muster.report import JobReport, build_report
-from muster.turn_row import TimeParts, TurnRow
+from muster.turn_row import TimeParts, ToolRow, TurnRow
 from store.database import storable
-from store.projection import ProjectedJob, ProjectedTurn
+from store.projection import ProjectedCall, ProjectedJob, ProjectedTurn
 from store.schema import TOKENS
 from store.step_usage import StepUsage
 
 PREVIEW_CHARS = 500
 """Of an answer or a failure in a job's row; the whole is in its history."""
 
+MAX_NAME_CHARS = 400
+"""Of the names of a call and its tool."""
+
 
 def fold(
     job_id: str,
     histories: Iterable[Sequence[HistoryEvent]],
     ledger: Mapping[str, StepUsage],
-) -> tuple[ProjectedJob, list[ProjectedTurn]]:
+) -> tuple[ProjectedJob, list[ProjectedTurn], list[ProjectedCall]]:
     """Return a job's rows from the histories of its closed runs, oldest first.
 
     `ledger` has the job's steps by their ids; it counts for those without a result in history.
@@ -38,7 +41,9 @@ def fold(
 
     usage = {step_id: step.usage for step_id, step in ledger.items()}
     report = build_report(job_id, counted(), ledger=usage)
-    return _job(report, count, ledger), [_turn(job_id, row) for row in report.rows]
+    job, turns = _job(report, count, ledger), [_turn(job_id, row) for row in report.rows]
+    asked = [(row.turn, tool) for row in report.rows for tool in row.tools]
+    return job, turns, [_call(job_id, at, *each) for at, each in enumerate(asked, 1)]
 
 
 def _job(report: JobReport, runs: int, ledger: Mapping[str, StepUsage]) -> ProjectedJob:
@@ -62,6 +67,9 @@ def _job(report: JobReport, runs: int, ledger: Mapping[str, StepUsage]) -> Proje
         open_attempts=open_attempts,
         answer=_preview(report.answer),
         failure=_preview(report.failure),
+        wall_s=report.wall_s,
+        people_s=report.people_s,
+        other_s=report.other_s,
     )
 
 
@@ -83,6 +91,27 @@ def _turn(job_id: str, row: TurnRow) -> ProjectedTurn:
         total_s=step.total_s if step else 0.0,
         **time.model_copy(update={"tool_s": row.tool_s}).model_dump(),
         unfinished_s=step.unfinished_s if step else 0.0,
+        backlog_s=step.backlog_s if step else 0.0,
+        sub_agent_s=row.sub_agent_s,
+        attainable_tokens=step.attainable_tokens if step else 0,
+    )
+
+
+def _call(job_id: str, number: int, turn: int, row: ToolRow) -> ProjectedCall:
+    return ProjectedCall(
+        job_id=job_id,
+        number=number,
+        turn=turn,
+        call_id=storable(row.call_id, MAX_NAME_CHARS),
+        tool=storable(row.tool, MAX_NAME_CHARS),
+        state=row.state,
+        outcome=row.outcome.value if row.outcome else None,
+        sub_job=row.sub_job,
+        is_failed=row.is_failed,
+        attempts=row.attempts,
+        **_tokens(row.spent.usage if row.spent else Usage()),
+        total_s=row.total_s,
+        duration_s=row.duration_s,
     )
 
 

@@ -2,7 +2,7 @@
 
 Computed from the job's Temporal history; the ledger adds the tokens of LLM steps that history has
 no result of. `turn_row.py` says how a turn's time is split. What the wall time holds beside the
-turns' parts, between the activities, is `other_s`.
+turns' parts is `people_s`, the wait for people (`people_wait.py`), and `other_s`, the rest.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.agent import AgentSpec
 from contracts.job import AgentJobInput, JobStatus, OpenJobResult, StopReason
 from contracts.llm_step import Usage
-from contracts.message import Frozen
+from contracts.message import Frozen, is_false
 from contracts.name import OPEN_JOB
 from contracts.plan_job import PlanJobStart
 from muster.decided import Decided, DecisionRow
 from muster.history import Activity, activities, elapsed_s, first_json, parsed, time_ns
 from muster.job_ending import job_ending
+from muster.people_wait import PeopleWait
 from muster.turn_row import TimeParts, TurnRow, turn_rows
 from muster.unread import Unread
 
@@ -35,6 +36,8 @@ class JobReport(Frozen):
 
     job_id: str
     agent: str | None
+    """Or the plan's name."""
+    is_plan: bool = Field(False, exclude_if=is_false)
     model: str | None
     tenant: str | None
     status: JobStatus
@@ -51,6 +54,7 @@ class JobReport(Frozen):
     wall_s: float
     time: TimeParts
     unfinished_s: float
+    people_s: float
     other_s: float
     mean_cohort_size: float | None
     rows: tuple[TurnRow, ...]
@@ -88,11 +92,12 @@ def build_report(
     history has no result.
     """
     first, run, found = None, list[HistoryEvent](), list[Activity]()
-    unread, decided = Unread(), Decided()
+    unread, decided, people = Unread(), Decided(), PeopleWait()
     for events in runs:
         assert events, "a history has at least its first event"
         unread.follow(events)
         decided.follow(events)
+        people.follow(events)
         found += activities(run)
         first, run = first or events[0], list(events)
     assert first, "a job has at least one run"
@@ -108,6 +113,7 @@ def build_report(
         TimeParts(tool_s=sum(row.tool_s for row in rows)),
     )
     unfinished_s = sum(step.unfinished_s for step in steps)
+    people_s = people.alone_s(found, end_ns)
     wall_s = elapsed_s(time_ns(first), end_ns)
     cohorts = [step.cohort_size for step in steps if step.cohort_size]
     given = first_json(first.workflow_execution_started_event_attributes.input)
@@ -116,6 +122,7 @@ def build_report(
     return JobReport(
         job_id=job_id,
         agent=started.name if started else None,
+        is_plan=isinstance(started, PlanJobStart),
         model=started.model if started else None,
         tenant=started.tenant if started else None,
         status=ending.status,
@@ -136,7 +143,8 @@ def build_report(
         wall_s=wall_s,
         time=time,
         unfinished_s=unfinished_s,
-        other_s=max(0.0, wall_s - time.total_s - unfinished_s),
+        people_s=people_s,
+        other_s=max(0.0, wall_s - time.total_s - unfinished_s - people_s),
         mean_cohort_size=sum(cohorts) / len(cohorts) if cohorts else None,
         rows=tuple(rows),
         unread=result.unread if result else tuple(message.id for message in unread.messages),

@@ -134,6 +134,9 @@ class Settings(BaseSettings):
     max_cached_workflows: int = Field(1_000, ge=0, le=100_000)
     """Workflows one agent worker keeps in memory between tasks; the SDK's default."""
 
+    gpu_hour_price: float = Field(0.0, ge=0.0, le=1_000_000.0, allow_inf_nan=False)
+    """Price of one GPU for one hour, in your currency; reports show cost where it is above 0."""
+
     start_timeout: Duration = timedelta(minutes=10)
     """How long `up` waits for one part to become healthy; converting a model once is slow."""
     drain_timeout: Duration = timedelta(seconds=20)

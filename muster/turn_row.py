@@ -9,7 +9,8 @@ Each LLM step's time is split into parts that sum to its total:
   never below 0, and no more than the total leaves beside the measured parts.
 - `orchestration` is the remainder.
 
-Tool time is the time during which at least one call of the turn was in flight. LLM steps without a
+Tool time is the time during which at least one call of the turn was in flight; `sub_agent_s` is the
+part of it during which none but sub-agents were. LLM steps without a
 result (open, failed, lost) have no parts, and of a cancelled one only the parts that it told are
 known: the rest of their time is `unfinished_s`.
 """
@@ -21,11 +22,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import JsonValue
 
 from contracts.job import AgentJobInput, AgentJobResult, Spent
+from contracts.limit import INLINE_RESULT_BYTES
 from contracts.llm_step import Divergence, LLMStepInput, LLMStepResult, Outcome, StepTiming, Usage
 from contracts.message import BlobRef, Frozen, ToolCall
 from contracts.name import AGENT_WORKFLOW, CALL_TOOL, LLM_STEP, TASK
 from contracts.tool import CallToolInput, CallToolResult, ToolOutcome
-from muster.history import Activity, ActivityState, elapsed_s, parsed
+from muster.attainable import Sessions
+from muster.history import Activity, ActivityState, covered_s, elapsed_s, parsed
+
+PREVIEW_CHARS = 500
+"""Of a large result that a remote activity gave."""
 
 
 class TimeParts(Frozen):
@@ -60,7 +66,11 @@ class TimeParts(Frozen):
 
 
 class StepRow(Frozen):
-    """One LLM step; `time` (None without a result) and `unfinished_s` sum to `total_s`."""
+    """One LLM step; `time` (None without a result) and `unfinished_s` sum to `total_s`.
+
+    `backlog_s` is the part of `ready_wait_s` before the service took it from its task queue.
+    `attainable_tokens` of its prompt were cached, or had been computed in its session before.
+    """
 
     step_id: str
     state: str
@@ -68,8 +78,10 @@ class StepRow(Frozen):
     failure: str | None
     total_s: float
     time: TimeParts | None = None
+    backlog_s: float = 0.0
     unfinished_s: float = 0.0
     usage: Usage = Usage()
+    attainable_tokens: int = 0
     finish_reason: str | None = None
     cohort_size: int = 0
     replica: str | None = None
@@ -101,6 +113,12 @@ class ToolRow(Frozen):
     sub_job: str | None = None
     spent: Spent | None = None
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether it did not give the model what it asked for."""
+        fine = (ActivityState.COMPLETED, ActivityState.OPEN, ActivityState.CANCELLED)
+        return self.outcome is ToolOutcome.ERROR or self.state not in fine
+
 
 class TurnRow(Frozen):
     """One turn: an LLM step and the tool calls that followed it."""
@@ -109,6 +127,7 @@ class TurnRow(Frozen):
     step: StepRow | None
     tools: tuple[ToolRow, ...] = ()
     tool_s: float = 0.0
+    sub_agent_s: float = 0.0
 
     @property
     def usage(self) -> Usage:
@@ -127,8 +146,7 @@ def split_time(activity: Activity, timing: StepTiming) -> TimeParts:
     assert activity.closed_ns is not None, "only a completed step has parts"
     total_s = max(elapsed_s(activity.scheduled_ns, activity.closed_ns), timing.total_s)
     rest_s = total_s - timing.total_s
-    started_ns = activity.scheduled_ns if activity.started_ns is None else activity.started_ns
-    backlog_s = min(elapsed_s(activity.scheduled_ns, started_ns), rest_s)
+    backlog_s = min(_queued_s(activity), rest_s)
     return TimeParts(
         orchestration_s=rest_s - backlog_s,
         host_pre_s=timing.host_pre_s,
@@ -140,6 +158,12 @@ def split_time(activity: Activity, timing: StepTiming) -> TimeParts:
     )
 
 
+def _queued_s(activity: Activity) -> float:
+    """Return the seconds on the task queue before the last attempt."""
+    started_ns = activity.scheduled_ns if activity.started_ns is None else activity.started_ns
+    return elapsed_s(activity.scheduled_ns, started_ns)
+
+
 def turn_rows(
     found: Iterable[Activity], end_ns: int, *, over: bool, ledger: Mapping[str, Usage]
 ) -> list[TurnRow]:
@@ -148,9 +172,11 @@ def turn_rows(
     `ledger` has the tokens of steps, by their ids, for those without a result.
     """
     turns: list[tuple[StepRow | None, list[Activity]]] = []
+    sessions = Sessions()
     for activity in found:
         if activity.name == LLM_STEP and not activity.is_remote:
-            turns.append((_step_row(activity, end_ns, over=over, ledger=ledger), []))
+            row = _step_row(activity, end_ns, sessions, over=over, ledger=ledger)
+            turns.append((row, []))
         elif activity.name in (CALL_TOOL, AGENT_WORKFLOW) or activity.is_remote:
             if not turns:
                 turns.append((None, []))
@@ -160,23 +186,32 @@ def turn_rows(
     for index, (step, calls) in enumerate(turns):
         asked.update({call.id: call for call in (step.tool_calls if step else ())})
         tools = tuple(_tool_row(call, end_ns, asked, over=over) for call in calls)
-        tool_s = max([_busy_s(calls, end_ns), *(tool.total_s for tool in tools)])
-        rows.append(TurnRow(turn=index + 1, step=step, tools=tools, tool_s=tool_s))
+        busy_s = _busy_s(calls, end_ns)
+        others = [call for call in calls if call.name != AGENT_WORKFLOW]
+        rows.append(
+            TurnRow(
+                turn=index + 1,
+                step=step,
+                tools=tools,
+                tool_s=max([busy_s, *(tool.total_s for tool in tools)]),
+                sub_agent_s=max(0.0, busy_s - _busy_s(others, end_ns)),
+            )
+        )
     return rows
 
 
 def _busy_s(calls: Sequence[Activity], end_ns: int) -> float:
     """Return the seconds during which at least one of the calls was in flight."""
-    spans = sorted((call.scheduled_ns, call.closed_ns or end_ns) for call in calls)
-    busy_ns, reached_ns = 0, 0
-    for start_ns, stop_ns in spans:
-        busy_ns += max(0, stop_ns - max(start_ns, reached_ns))
-        reached_ns = max(reached_ns, stop_ns)
-    return busy_ns / 1e9
+    return covered_s((call.scheduled_ns, call.closed_ns or end_ns) for call in calls)
 
 
 def _step_row(
-    activity: Activity, end_ns: int, *, over: bool, ledger: Mapping[str, Usage]
+    activity: Activity,
+    end_ns: int,
+    sessions: Sessions,
+    *,
+    over: bool,
+    ledger: Mapping[str, Usage],
 ) -> StepRow:
     asked = parsed(LLMStepInput, activity.argument)
     result = parsed(LLMStepResult, activity.result)
@@ -190,7 +225,9 @@ def _step_row(
         unfinished_s=total_s,
     )
     if result is None:
-        return row.model_copy(update={"usage": ledger.get(row.step_id, row.usage)})
+        usage = ledger.get(row.step_id, row.usage)
+        known = {"usage": usage, "attainable_tokens": usage.cached_tokens}
+        return row.model_copy(update=known)
     time = split_time(activity, result.timing)
     total_s, unfinished_s = time.total_s, 0.0
     message = result.message
@@ -203,8 +240,10 @@ def _step_row(
             "state": ActivityState.CANCELLED.value if cancelled else row.state,
             "total_s": total_s,
             "time": time,
+            "backlog_s": max(0.0, time.ready_wait_s - result.timing.ready_wait_s),
             "unfinished_s": unfinished_s,
             "usage": result.usage,
+            "attainable_tokens": sessions.attainable(asked, result),
             "finish_reason": result.finish_reason.value,
             "cohort_size": result.cohort_size,
             "replica": result.replica,
@@ -251,8 +290,15 @@ def _remote_row(
         failure=activity.failure,
         total_s=elapsed_s(activity.scheduled_ns, activity.closed_ns or end_ns),
         outcome=ToolOutcome.OK if activity.state is ActivityState.COMPLETED else None,
-        content=activity.text,
+        content=_preview(activity.text),
     )
+
+
+def _preview(text: str | None) -> str | None:
+    """Return a result as a report holds it: of a large one its beginning."""
+    if text is None or len(text) <= INLINE_RESULT_BYTES:
+        return text
+    return f"{text[:PREVIEW_CHARS]}…\n[of {len(text):,} characters; the history has the whole]"
 
 
 def _tool_row(

@@ -12,10 +12,11 @@ from muster.stack.queue import ACTIVITY, pollers
 
 
 async def unserved_queues(client: Client, agent: AgentSpec) -> list[str]:
-    """Return a line for each queue of a group or an activity that no worker polls now.
+    """Return a line for each queue of a group or an activity that no worker has polled lately.
 
-    Sub-agents' tools count too. That of the other tools is left out: every stack has it, and
-    `muster doctor` looks at it. None where the server does not tell.
+    The server remembers for five minutes who polled. Sub-agents' tools count too. The queue of the
+    other tools is left out: every stack has it, and `muster doctor` looks at it. Returns none where
+    the server does not tell.
     """
     lines: list[str] = []
     for queue, tool in sorted(_by_queue(agent).items()):

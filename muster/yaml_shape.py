@@ -14,7 +14,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, Discriminator, JsonValue, Tag, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -44,7 +44,8 @@ class Shape:
     def _value(self, tree: Tree, node: Node, path: KeyPath, annotation: Any) -> Any:
         origin, arguments = get_origin(annotation), get_args(annotation)
         if origin is Annotated:
-            return self._value(tree, node, path, arguments[0])
+            kind_of_value = _member(tree, node, path, arguments) or arguments[0]
+            return self._value(tree, node, path, kind_of_value)
         if origin in (Union, UnionType):
             if NoneType in arguments and is_null(node):
                 return None
@@ -89,6 +90,22 @@ class Shape:
                     node, path, f"the key {key!r} is missing", hint=f"add a line `{key}: ...`"
                 )
         return data
+
+
+def _member(tree: Tree, node: Node, path: KeyPath, arguments: tuple[Any, ...]) -> Any:
+    """Return which member of a union a mapping is by its keys, if the union tells them so."""
+    found = [each for each in arguments[1:] if isinstance(each, Discriminator)]
+    if not found or not isinstance(node, MappingNode):
+        return None
+    assert callable(found[0].discriminator)
+    tag = found[0].discriminator({key: None for key, _, _ in tree.entries(node, path)})
+    if tag is None:
+        problem = found[0].custom_error_message or "cannot tell what this is"
+        raise tree.error(node, path, problem, hint="the key says what it is")
+    for member in get_args(arguments[0]):
+        if any(isinstance(each, Tag) and each.tag == tag for each in get_args(member)[1:]):
+            return member
+    return None
 
 
 def _is_model(annotation: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Collect content that no kept job can reach: conversations, blobs, token runs.
+"""Collect content that no kept job can reach: conversations, blobs, token runs, results.
 
 Theory of operation. A job is kept if its id is in the set that the caller hands in. Reachable is
 what these lead to, following each row's parent:
@@ -8,7 +8,10 @@ what these lead to, following each row's parent:
 - the blobs that reachable messages refer to;
 - whatever is younger than the grace time: its job may not be listed, or not have its rows, yet.
 
-The rest is garbage if it is older than the grace time. Marking is one transaction; deleting goes in
+The rest is garbage if it is older than the grace time. So are the results that the ledgers keep of
+jobs that are not kept: nobody asks for them again. Their rows stay, since they are what was paid.
+
+Marking is one transaction; deleting goes in
 batches of their own, so that nobody waits for long. In between, a new job may begin to use old
 content. Who writes content that is there already makes it young again (`context`), and each DELETE
 asks for its age once more, in the statement that locks the row: so it is either seen young and
@@ -44,7 +47,10 @@ MAX_ROWS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Rows of one table and the bytes of what they hold, before compression."""
+    """Rows of one table and the bytes of what they hold, before compression.
+
+    Of a ledger, rows that lose their result.
+    """
 
     rows: int
     bytes: int
@@ -77,6 +83,8 @@ _CONTENTS = (
     _Content(token_runs, "token_ids"),
 )
 
+_LEDGERS = tuple(metadata.tables[name] for name in ("step_ledger", "tool_ledger"))
+
 _temporary = sa.MetaData()
 
 
@@ -94,8 +102,7 @@ def _names(table: str) -> sa.Table:
 _KEPT = _names("kept_jobs")
 _LIVE = {content.name: _names(f"live_{content.name}") for content in _CONTENTS}
 
-_job_content, _steps = metadata.tables["job_content"], metadata.tables["step_ledger"]
-_calls = metadata.tables["tool_ledger"]
+_job_content, (_steps, _calls) = metadata.tables["job_content"], _LEDGERS
 _cutoff = sa.bindparam("cutoff", type_=sa.DateTime(timezone=True))
 
 
@@ -174,6 +181,53 @@ def _delete(content: _Content) -> sa.Executable:
     return sa.delete(content.table).where(names & is_old).returning(content.size)
 
 
+def _is_old_result(ledger: sa.Table) -> sa.ColumnElement[bool]:
+    return ledger.c.result.is_not(None) & (ledger.c.ended_at < _cutoff)
+
+
+def _is_dead_result(ledger: sa.Table) -> sa.ColumnElement[bool]:
+    is_kept = sa.exists().where(_KEPT.c.name == ledger.c.job_id)
+    return _is_old_result(ledger) & ~is_kept
+
+
+def _count_results(ledger: sa.Table) -> sa.Executable:
+    size = sa.func.coalesce(sa.func.sum(sa.func.octet_length(ledger.c.result)), 0)
+    counted = sa.select(sa.func.count(), size).select_from(ledger)
+    return counted.where(_is_dead_result(ledger))
+
+
+def _name(ledger: sa.Table) -> sa.Column[str]:
+    """Return the column that names a step or a call; each has one result at most."""
+    name: sa.Column[str]
+    name, *_ = ledger.primary_key.columns
+    return name
+
+
+def _dead_results(ledger: sa.Table) -> sa.Executable:
+    return sa.select(_name(ledger)).where(_is_dead_result(ledger)).limit(MAX_ROWS)
+
+
+def _drop_results(ledger: sa.Table) -> sa.Executable:
+    """Return the UPDATE that takes the results out of named rows."""
+    names = _name(ledger) == sa.any_(sa.bindparam("names", type_=ARRAY(sa.Text)))
+    size = sa.func.octet_length(ledger.c.result).label("size")
+    held = sa.select(*ledger.primary_key.columns, size).where(names & _is_old_result(ledger))
+    old = held.with_for_update().cte("old")
+    same = sa.and_(*(column == old.c[column.name] for column in ledger.primary_key.columns))
+    return sa.update(ledger).where(same).values(result=None).returning(old.c.size)
+
+
+_DELETES = {content.name: _delete(content) for content in _CONTENTS} | {
+    ledger.name: _drop_results(ledger) for ledger in _LEDGERS
+}
+_COUNTS = {content.name: _count(content) for content in _CONTENTS} | {
+    ledger.name: _count_results(ledger) for ledger in _LEDGERS
+}
+_DEAD = {content.name: _dead_names(content) for content in _CONTENTS} | {
+    ledger.name: _dead_results(ledger) for ledger in _LEDGERS
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Marked:
     """What was garbage at one moment: counts by table, and names if they are to be deleted."""
@@ -204,8 +258,8 @@ async def collect(
     if not delete:
         return marked.counts
     return {
-        content.name: await _deleted(database, content, marked.names[content.name], marked.cutoff)
-        for content in _CONTENTS
+        name: await _deleted(database, delete_rows, marked.names[name], marked.cutoff)
+        for name, delete_rows in _DELETES.items()
     }
 
 
@@ -213,28 +267,28 @@ async def _mark(
     connection: AsyncConnection, kept: Collection[str], grace: timedelta, *, with_names: bool
 ) -> _Marked:
     """Find the garbage, in the transaction of `connection`."""
-    for table in (_KEPT, *_LIVE.values()):
-        await connection.run_sync(table.create)
+    for kept_table in (_KEPT, *_LIVE.values()):
+        await connection.run_sync(kept_table.create)
     await connection.execute(_KEEP, {"job_ids": sorted(set(kept))})
     cutoff = (await connection.execute(sa.select(sa.func.now() - grace))).scalar_one()
     for statement in _MARKS:
         await connection.execute(statement, {"cutoff": cutoff})
     counts: dict[str, Garbage] = {}
     names: dict[str, list[str]] = {}
-    for content in _CONTENTS:
-        rows, size = (await connection.execute(_count(content), {"cutoff": cutoff})).one()
-        counts[content.name] = Garbage(int(rows), int(size))
+    for table, count in _COUNTS.items():
+        rows, size = (await connection.execute(count, {"cutoff": cutoff})).one()
+        counts[table] = Garbage(int(rows), int(size))
         if with_names:
-            found = await connection.execute(_dead_names(content), {"cutoff": cutoff})
-            names[content.name] = list(found.scalars())
+            found = await connection.execute(_DEAD[table], {"cutoff": cutoff})
+            names[table] = list(found.scalars())
     return _Marked(cutoff, counts, names)
 
 
 async def _deleted(
-    database: Database, content: _Content, names: list[str], cutoff: datetime
+    database: Database, statement: sa.Executable, names: list[str], cutoff: datetime
 ) -> Garbage:
-    """Delete the named rows that are still old; return what is gone."""
-    rows, size, statement = 0, 0, _delete(content)
+    """Delete the named rows that are still old, or their results; return what is gone."""
+    rows, size = 0, 0
     for start in range(0, len(names), BATCH_ROWS):
         batch = {"names": names[start : start + BATCH_ROWS], "cutoff": cutoff}
         gone = await database.fetch(statement, batch)

@@ -195,6 +195,18 @@ TIMES = (
 )  # fmt: skip
 """Where a turn's time went, in seconds."""
 
+LATER_TIMES = ("backlog_s", "sub_agent_s")
+"""Parts of `ready_wait_s` and of `tool_s`."""
+
+WALL_TIMES = ("wall_s", "people_s", "other_s")
+"""Of a job: its wall time, its waits for people, and what of it no turn has, in seconds."""
+
+
+def _later(name: str, kind: type[sa.Double[float]] | type[sa.BigInteger]) -> sa.Column[float]:
+    """A column that rows of before its migration lack until they are made anew."""
+    return sa.Column(name, kind, nullable=False, server_default="0")
+
+
 jobs = sa.Table(
     "jobs",
     metadata,
@@ -209,7 +221,9 @@ jobs = sa.Table(
     *_counts("open_attempts"),
     sa.Column("answer", sa.Text),
     sa.Column("failure", sa.Text),
+    *(_later(name, sa.Double) for name in WALL_TIMES),
     sa.Index("jobs_started_at_idx", "started_at"),
+    sa.Index("jobs_closed_at_idx", "closed_at"),
     sa.Index("jobs_tenant_idx", "tenant", "started_at"),
     sa.Index("jobs_agent_idx", "agent", "started_at"),
     sa.Index("jobs_open_attempts_idx", "job_id", postgresql_where=sa.text("open_attempts > 0")),
@@ -226,6 +240,25 @@ turns = sa.Table(
     *_counts("attempts", "cohort_size", "tool_calls", *TOKENS),
     sa.Column("lower_bound", sa.Boolean, nullable=False),
     *(sa.Column(name, sa.Double, nullable=False) for name in TIMES),
+    *(_later(name, sa.Double) for name in LATER_TIMES),
+    _later("attainable_tokens", sa.BigInteger),
     sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name="turns_job_fkey", ondelete="CASCADE"),
     comment="Projection: one row per turn; times in seconds",
+)
+
+calls = sa.Table(
+    "calls",
+    metadata,
+    sa.Column("job_id", _key_text(), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("turn", sa.Integer, nullable=False),
+    *(sa.Column(name, sa.Text, nullable=False) for name in ("call_id", "tool", "state")),
+    sa.Column("outcome", sa.Text),
+    sa.Column("sub_job", sa.Text),
+    sa.Column("is_failed", sa.Boolean, nullable=False),
+    *_counts("attempts", *TOKENS),
+    sa.Column("total_s", sa.Double, nullable=False),
+    sa.Column("duration_s", sa.Double),
+    sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name="calls_job_fkey", ondelete="CASCADE"),
+    comment="Projection: one row per call of a tool or sub-agent; times in seconds",
 )

@@ -126,7 +126,9 @@ class Caller:
             if isinstance(error, ActivityError) and self._is_out_of_time(error):
                 raise OutOfTimeError from error
             if tool.on_failure is OnFailure.FAIL_JOB:
-                raise failure.tool_failure(tool, error) from error
+                # Somebody else's failure may be too large to go with the job's; history has it.
+                cause = None if tool.activity else error
+                raise failure.tool_failure(tool, error) from cause
             each.answer = f"error: {failure.tool_cause(tool, error)}"
             self._state.count_answer(call.tool, ToolOutcome.ERROR, each.answer)
             return

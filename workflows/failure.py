@@ -216,7 +216,7 @@ def _words(cause: BaseException) -> str:
 
 
 def _failure(message: str, hint: str, kind: str) -> ApplicationError:
-    details = (hint,) if hint else ()
+    details = (hint[:MAX_ERROR_CHARS],) if hint else ()
     return ApplicationError(message[:MAX_ERROR_CHARS], *details, type=kind, non_retryable=True)
 
 

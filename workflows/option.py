@@ -19,7 +19,7 @@ from temporalio.workflow import (
     ParentClosePolicy,
 )
 
-from contracts.agent import ToolPolicy
+from contracts.agent import AgentSpec, ToolPolicy
 from contracts.job import AgentJobInput, JobStatus
 from contracts.name import (
     SEARCH_AGENT,
@@ -104,11 +104,16 @@ def priority(job: AgentJobInput) -> Priority:
     return Priority(priority_key=job.priority, fairness_key=job.tenant)
 
 
-def open_job_options(job: AgentJobInput, remaining: timedelta) -> ActivityOptions:
-    """Return the options of `open_job`; `remaining` is the job's wall time that is left."""
+def open_job_options(
+    job: AgentJobInput, remaining: timedelta, agent: AgentSpec | None = None
+) -> ActivityOptions:
+    """Return the options of `open_job`; `remaining` is the job's wall time that is left.
+
+    `agent` has the tools that are opened, if they are not those of the job's own.
+    """
     longest = min(OPEN_JOB_TIMEOUT, remaining)
     attempt = OPEN_JOB_ATTEMPT_TIMEOUT
-    for tool in job.agent.tools:
+    for tool in (agent or job.agent).tools:
         attempt += min(tool.mcp.list_timeout, longest) if tool.mcp else timedelta(0)
     return ActivityOptions(
         task_queue=TOOLS_QUEUE,

@@ -64,6 +64,14 @@ def names_in(value: JsonValue) -> list[str]:
     return list(dict.fromkeys(reference.name for _, reference in references(value)))
 
 
+def all_nodes(nodes: Mapping[str, Node]) -> Iterator[tuple[str, Node]]:
+    """Yield the nodes of a body and of the maps in it, with their names."""
+    for name, node in nodes.items():
+        yield name, node
+        if isinstance(node, MapNode):
+            yield from all_nodes(node.do)
+
+
 def targets(node: BranchNode) -> list[str]:
     """Return the nodes that a branch chooses among, each once."""
     ways = [case.then for case in node.cases]

@@ -31,14 +31,14 @@ with workflow.unsafe.imports_passed_through():
     from contracts.llm_step import Hints, LLMStepInput, LLMStepResult, Outcome, OutputForm
     from contracts.message import Message, Role, ToolCall, content_hash
     from contracts.name import LLM_STEP, TASK
-    from contracts.plan import AgentNode, ApprovalNode, LLMNode, ToolNode, WorkNode
+    from contracts.plan import AgentNode, ApprovalNode, LLMNode, Node, ToolNode, WorkNode
     from contracts.tool import ToolOutcome
     from workflows import failure, limit, option, text
     from workflows.calling import Caller
     from workflows.failure import LimitReachedError, OutOfTimeError
     from workflows.hold import Hold, Release
     from workflows.plan_progress import Progress
-    from workflows.plan_state import NodePath, PlanState, shown
+    from workflows.plan_state import NodePath, NodeState, PlanState, shown
     from workflows.reference import BadReferenceError
     from workflows.reference import shown as as_text
     from workflows.schema import misfit
@@ -63,6 +63,20 @@ class Value:
     """What a node gives, which may be null."""
 
     value: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A node that runs; its plan may have given it up meanwhile."""
+
+    path: NodePath
+    node: Node
+    state: NodeState
+
+    @property
+    def name(self) -> str:
+        """Its path, as people read it."""
+        return shown(self.path)
 
 
 class NodeRunner:
@@ -102,17 +116,18 @@ class NodeRunner:
         """
         self._hold.begin_part()
         try:
-            await self._run(path)
-        finally:
+            await self._run(Work(path, self._progress.node(path), self._progress.state(path)))
+        except (Exception, asyncio.CancelledError):  # a job dropped from memory counts nothing
             self._hold.end_part()
+            raise
+        self._hold.end_part()
 
-    async def _run(self, path: NodePath) -> None:
-        progress, node = self._progress, self._progress.node(path)
-        state = progress.state(path)
+    async def _run(self, work: Work) -> None:
+        progress, path, node, state = self._progress, work.path, work.node, work.state
         state.began_at = state.began_at or workflow.now()
         while True:
             try:
-                value = await self._attempt(path)
+                value = await self._attempt(work)
             except BadReferenceError as error:
                 self.forget(path)
                 return progress.fail(path, error.message)
@@ -126,7 +141,7 @@ class NodeRunner:
                 if state.tries > tries:
                     return progress.fail(path, why)
                 workflow.logger.info("node %s is tried again: %s", shown(path), why)
-                if not await self._pause(path, state.tries):
+                if not await self._pause(work) or not progress.has(path):
                     return progress.hand_back(path)
             except OutOfTimeError:
                 self._time_left()
@@ -141,27 +156,27 @@ class NodeRunner:
                 self.forget(path)
                 return progress.finish(path, value.value)
 
-    async def _pause(self, path: NodePath, tries: int) -> bool:
+    async def _pause(self, work: Work) -> bool:
         """Wait before the next attempt; False if that is left to the next run."""
-        wait = min(MAX_RETRY, FIRST_RETRY * 2 ** (tries - 1))
+        wait = min(MAX_RETRY, FIRST_RETRY * 2 ** (work.state.tries - 1))
         with suppress(asyncio.TimeoutError):
             await workflow.wait_condition(
                 self._is_rolling_over,
                 timeout=wait,
-                timeout_summary=text.summary(f"before {shown(path)} is tried again"),
+                timeout_summary=text.summary(f"before {work.name} is tried again"),
             )
         return await self._hold.unpaused() and not self._is_rolling_over()
 
-    async def _attempt(self, path: NodePath) -> Value | None:
-        match self._progress.node(path):
+    async def _attempt(self, work: Work) -> Value | None:
+        match work.node:
             case LLMNode() as node:
-                return await self._llm(path, node)
+                return await self._llm(work, node)
             case ToolNode() as node:
-                return await self._tool(path, node)
+                return await self._tool(work, node)
             case AgentNode() as node:
-                return await self._agent(path, node)
+                return await self._agent(work, node)
             case ApprovalNode() as node:
-                return await self._approval(path, node)
+                return await self._approval(work, node)
             case other:
                 raise AssertionError(f"{other} does no work")
 
@@ -172,11 +187,11 @@ class NodeRunner:
         if any(each.request for each in calls):
             self._tell()
 
-    def _node_time_left(self, path: NodePath) -> timedelta:
+    def _node_time_left(self, work: Work) -> timedelta:
         """Return the time that a node has left; raises `OutOfTimeError`."""
-        left, node = self._time_left(), self._progress.node(path)
+        left, node = self._time_left(), work.node
         if isinstance(node, WorkNode) and node.timeout is not None:
-            began_at = self._progress.state(path).began_at
+            began_at = work.state.began_at
             assert began_at is not None
             left = min(left, began_at + node.timeout - workflow.now())
         if left <= timedelta(0):
@@ -192,12 +207,12 @@ class NodeRunner:
 
     # An LLM step -----------------------------------------------------------------------------
 
-    async def _llm(self, path: NodePath, node: LLMNode) -> Value:
+    async def _llm(self, work: Work, node: LLMNode) -> Value:
         self._check_limits()
-        prompt = self._filled(path, node.llm)
+        prompt = self._filled(work, node.llm)
         messages = [Message(role=Role.USER, content=prompt)]
         if node.instructions:
-            told = self._filled(path, node.instructions)
+            told = self._filled(work, node.instructions)
             messages.insert(0, Message(role=Role.SYSTEM, content=told))
         _at_most("its prompt", len(to_json(messages)), MAX_APPEND_BYTES)
         schema: dict[str, JsonValue] | None = node.output
@@ -220,27 +235,27 @@ class NodeRunner:
                 deadline=job.deadline,
             ),
         )
-        result = await self._step(path, job, step)
+        result = await self._step(work, job, step)
         self._state.count_step(result)
         if result.outcome is not Outcome.FINISHED or result.message is None:
             raise failure.protocol_failure(step.step_id, f"outcome {result.outcome}")
         return Value(_parsed(result.message.content, "the model") if schema is not None
                      else result.message.content)  # fmt: skip
 
-    async def _step(self, path: NodePath, job: AgentJobInput, step: LLMStepInput) -> LLMStepResult:
-        left = self._node_time_left(path)
+    async def _step(self, work: Work, job: AgentJobInput, step: LLMStepInput) -> LLMStepResult:
+        left = self._node_time_left(work)
         try:
             result: LLMStepResult = await workflow.execute_activity(
                 LLM_STEP,
                 step,
                 result_type=LLMStepResult,
-                summary=text.summary(f"{shown(path)}: {step.append[-1].content}"),
+                summary=text.summary(f"{work.name}: {step.append[-1].content}"),
                 **option.llm_step_options(job, left, is_first=True),
             )
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            self._node_time_left(path)
+            self._node_time_left(work)
             if failure.ran_out_of_time(error):
                 raise OutOfTimeError from error
             raise failure.step_failure(step.step_id, error) from error
@@ -248,13 +263,13 @@ class NodeRunner:
 
     # A call of a tool or an agent ------------------------------------------------------------
 
-    async def _tool(self, path: NodePath, node: ToolNode) -> Value | None:
-        arguments = self._progress.filled(path, node.arguments)
+    async def _tool(self, work: Work, node: ToolNode) -> Value | None:
+        arguments = self._progress.filled(work.path, node.arguments)
         assert isinstance(arguments, dict)
         _at_most("its arguments", len(to_json(arguments)), MAX_ASSISTANT_BYTES)
         tool = self._callables[node.tool]
-        each = await self._call(path, node, tool, ToolCall(
-            id=self._call_id(path), tool=node.tool, arguments=arguments
+        each = await self._call(work, node, tool, ToolCall(
+            id=self._call_id(work), tool=node.tool, arguments=arguments
         ))  # fmt: skip
         if each.answer is None:
             return None
@@ -270,17 +285,17 @@ class NodeRunner:
             raise NodeFailedError(problem)
         return Value(value)
 
-    async def _agent(self, path: NodePath, node: AgentNode) -> Value | None:
-        task = self._filled(path, node.task)
+    async def _agent(self, work: Work, node: AgentNode) -> Value | None:
+        task = self._filled(work, node.task)
         _at_most("its task", len(task.encode()), MAX_INPUT_BYTES)
         agent = self._callables[node.agent]
-        each = await self._call(path, node, agent, ToolCall(
-            id=self._call_id(path), tool=node.agent, arguments={TASK: task}
+        each = await self._call(work, node, agent, ToolCall(
+            id=self._call_id(work), tool=node.agent, arguments={TASK: task}
         ))  # fmt: skip
         return None if each.answer is None else Value(each.answer)
 
     async def _call(
-        self, path: NodePath, node: WorkNode, called: ToolRef | SubAgent, call: ToolCall
+        self, work: Work, node: WorkNode, called: ToolRef | SubAgent, call: ToolCall
     ) -> OpenCall:
         """Make a call; raises `NodeFailedError` if its answer is an error."""
         self._check_limits(tool_calls=1)
@@ -295,7 +310,7 @@ class NodeRunner:
             self._state,
             self._hold,
             tell=self._tell,
-            time_left=lambda: self._node_time_left(path),
+            time_left=lambda: self._node_time_left(work),
             is_rolling_over=self._is_rolling_over,
         )
         policy = {"on_failure": OnFailure.FAIL_JOB}
@@ -309,8 +324,8 @@ class NodeRunner:
 
     # A question to people --------------------------------------------------------------------
 
-    async def _approval(self, path: NodePath, node: ApprovalNode) -> Value | None:
-        each = self._find_call(self._call_id(path)) or self._ask(path, node)
+    async def _approval(self, work: Work, node: ApprovalNode) -> Value | None:
+        each = self._find_call(self._call_id(work)) or self._ask(work, node)
         request = each.request
         assert request is not None
         release = await self._hold.wait(lambda: not each.is_waiting, expires_at=request.expires_at)
@@ -325,9 +340,9 @@ class NodeRunner:
         approved = request.verdict is Verdict.APPROVE
         return Value({"approved": approved, "by": by, "reason": why})
 
-    def _ask(self, path: NodePath, node: ApprovalNode) -> OpenCall:
-        now, question = workflow.now(), self._filled(path, node.approval)
-        call = ToolCall(id=self._call_id(path), tool=shown(path), arguments={"question": question})
+    def _ask(self, work: Work, node: ApprovalNode) -> OpenCall:
+        now, question = workflow.now(), self._filled(work, node.approval)
+        call = ToolCall(id=self._call_id(work), tool=work.name, arguments={"question": question})
         expires_at = now + node.expires if node.expires else None
         request = ApprovalRequest(asked_at=now, expires_at=expires_at)
         each = OpenCall(call=call, policy=node.policy, request=request)
@@ -335,16 +350,16 @@ class NodeRunner:
         self._tell()
         return each
 
-    def _call_id(self, path: NodePath) -> str:
+    def _call_id(self, work: Work) -> str:
         """Return the id of a node's call: the same at every replay, another at each attempt."""
-        return f"{_call_prefix(path)}{self._progress.state(path).tries}"
+        return f"{_call_prefix(work.path)}{work.state.tries}"
 
     def _find_call(self, call_id: str) -> OpenCall | None:
         return next((each for each in self._state.calls if each.call.id == call_id), None)
 
-    def _filled(self, path: NodePath, template: str) -> str:
+    def _filled(self, work: Work, template: str) -> str:
         """Return a text of a node with its references filled in."""
-        return as_text(self._progress.filled(path, template))
+        return as_text(self._progress.filled(work.path, template))
 
 
 def _call_prefix(path: NodePath) -> str:

@@ -7,6 +7,7 @@ counts. The call's key goes with it as `Idempotency-Key`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pydantic import JsonValue
@@ -21,6 +22,12 @@ from activities.kind.openapi_source import Source, Sources, in_thread
 from activities.secret import Secrets
 from activities.tool import LoadedTool, ServedTool
 from contracts.agent import ToolRef
+from contracts.error import UnavailableError
+from contracts.tool_source import OpenApiService
+
+LOAD_TIMEOUT_S = 8.0
+"""How long a call waits for the document where it was not read yet; less than what Temporal gives a
+call beyond its tool's timeout. Reading goes on, so the next attempt may find it."""
 
 
 class OpenApiTools:
@@ -54,10 +61,13 @@ class OpenApiTools:
     async def load(self, ref: ToolRef) -> LoadedTool:
         """Return the operation ready to be called; raises MusterError as `describe` does."""
         assert ref.openapi is not None
-        assert ref.remote is not None
-        remote = ref.remote
-        source = await self._sources.get(ref, ref.openapi, anew=False)
-        operation = await in_thread(lambda: source.operation(remote), ref.openapi.document)
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                source, operation = await self._operation(ref, ref.openapi)
+        except TimeoutError:
+            raise UnavailableError(
+                f"openapi {ref.openapi.document!r} is not read within {LOAD_TIMEOUT_S:g} s"
+            ) from None
         endpoint = self._endpoint(ref, source, operation)
 
         def bind(given: Mapping[str, JsonValue], key: str) -> Callable[[], Awaitable[str]]:
@@ -67,6 +77,12 @@ class OpenApiTools:
             return lambda: self._call(ref, request)
 
         return LoadedTool(ref.tool_name, True, bind)
+
+    async def _operation(self, ref: ToolRef, service: OpenApiService) -> tuple[Source, Operation]:
+        assert ref.remote is not None
+        remote = ref.remote
+        source = await self._sources.get(ref, service, anew=False)
+        return source, await in_thread(lambda: source.operation(remote), service.document)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import yaml
 
+from activities.kind.yaml_value import read_yaml
 from contracts.error import BadInputError
 
 MAX_DOCUMENT_BYTES = 10_000_000
@@ -112,58 +113,12 @@ def _json(shown: str, text: str) -> Any:
         raise _bad(shown, f"is not JSON: {str(error)[:200]}") from None
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads YAML by the rules of version 1.2, which OpenAPI asks for: `on` and dates are text."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own way
-
-
-def _plain(kind: str, pattern: str, first: str) -> None:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(first))
-
-
-_plain("null", r"^(?:~|null|Null|NULL|)$", "~nN")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
-_plain("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
-_plain("int", r"^[-+]?[0-9]+$", "-+0123456789")
-_plain("float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
-_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(node.value))
-
-
 def _yaml(shown: str, text: str) -> Any:
     try:
-        return _with_text_keys(yaml.load(text, Loader=_Loader))
-    except yaml.YAMLError as error:
+        return read_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:
         problem = " ".join(str(error).split())[:300]
         raise _bad(shown, f"is not YAML: {problem}") from None
-    except RecursionError:
-        raise _bad(shown, "is nested too deeply, or holds itself") from None
-    except (ValueError, TypeError) as error:
-        raise _bad(shown, f"is not YAML: {type(error).__name__}: {str(error)[:200]}") from None
-
-
-def _with_text_keys(tree: Any) -> Any:
-    """Return a tree with text as keys, status codes say; shared parts stay shared."""
-    done: dict[int, Any] = {}
-
-    def plain(value: Any) -> Any:
-        if id(value) in done:
-            return done[id(value)]
-        if isinstance(value, dict):
-            found: Any = {}
-            done[id(value)] = found
-            found.update((str(key), plain(each)) for key, each in value.items())
-        elif isinstance(value, list):
-            found = []
-            done[id(value)] = found
-            found.extend(plain(each) for each in value)
-        else:
-            is_json = value is None or isinstance(value, str | int | float)
-            return value if is_json else str(value)
-        return found
-
-    return plain(tree)
 
 
 def _version(shown: str, tree: Mapping[str, Any]) -> str:

@@ -349,11 +349,24 @@ class _Builder:
 
 def reads_as(template: str, path: str) -> bool:
     """Say whether a path, decoded, is one of those that a template stands for."""
-    parts = (
-        "[^/]+" if part.startswith("{") else re.escape(part)
-        for part in re.split(r"(\{[^{}]*\})", template.rstrip("/"))
-    )
-    return re.fullmatch("".join(parts), re.sub("/+", "/", path.rstrip("/"))) is not None
+    wanted = template.rstrip("/").split("/")
+    given = re.sub("/+", "/", path.rstrip("/")).split("/")
+    return len(wanted) == len(given) and all(map(_segment_reads_as, wanted, given))
+
+
+def _segment_reads_as(template: str, segment: str) -> bool:
+    first, *others = re.split(r"\{[^{}]*\}", template)
+    if not others:
+        return segment == first
+    if not (segment.startswith(first) and segment.endswith(others[-1])):
+        return False
+    at = len(first)
+    for text in others[:-1]:
+        at = segment.find(text, at)
+        if at < 0:
+            return False
+        at += len(text)
+    return at + len(others[-1]) <= len(segment)
 
 
 def _ranked(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -42,6 +42,15 @@ _FORMATS = frozenset(
 )
 """Formats that JSON schema knows too."""
 
+_JOINED = frozenset(
+    ("allOf", "description", "discriminator", "example", "examples", "externalDocs", "properties",
+     "required", "title", "type", "xml")
+)  # fmt: skip
+"""Keywords of a plain object, which may be a part of another one."""
+
+_MAX_PARTS_DEEP = 8
+"""Objects made of objects."""
+
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 """Where a schema is about the same value as the one around it."""
 
@@ -57,13 +66,18 @@ class Schemas:
         self._definitions: dict[str, Any] = {}
 
     def translated(self, schema: Any) -> dict[str, Any]:
-        """Return a schema in JSON schema; one that only refers to another is that other."""
+        """Return a schema in JSON schema; one that only refers to another is that other.
+
+        An object that `allOf` puts together is one object.
+        """
         if isinstance(schema, dict) and set(schema) <= {"$ref", "description", "summary"}:
-            found = self._translate(self._document.followed(schema, "a schema"), 0)
+            target = self._document.followed(schema, "a schema")
+            found = self._translate(self._joined(target, 0), 0)
             if isinstance(found, dict) and isinstance(schema.get("description"), str):
                 found = found | {"description": schema["description"]}
         else:
-            found = self._translate(schema, 0)
+            whole = self._joined(schema, 0) if isinstance(schema, dict) else schema
+            found = self._translate(whole, 0)
         if found is True:
             return {}
         return {"not": {}} if found is False else found
@@ -81,6 +95,31 @@ class Schemas:
             names = {name: reference for reference, name in self._names.items()}
             raise self._document.loop(names[error.args[1][0]]) from None
         return self._definitions
+
+    def _joined(self, schema: Mapping[str, Any], depth: int) -> Mapping[str, Any]:
+        """Return the plain object that `allOf` makes of others; any other schema as it is."""
+        parts = schema.get("allOf")
+        if not isinstance(parts, list) or set(schema) - _JOINED or depth > _MAX_PARTS_DEEP:
+            return schema
+        found: dict[str, Any] = {}
+        required: list[Any] = []
+        for part in (*parts, {key: each for key, each in schema.items() if key != "allOf"}):
+            each = self._joined(self._document.followed(part, "a schema"), depth + 1)
+            properties, needed = each.get("properties", {}), each.get("required", [])
+            is_plain = (
+                set(each) <= _JOINED - {"allOf"}
+                and each.get("type", "object") == "object"
+                and isinstance(properties, dict)
+                and isinstance(needed, list)
+            )
+            if not is_plain or any(
+                found.get(key, value) != value for key, value in properties.items()
+            ):
+                return schema
+            found |= properties
+            required += [name for name in needed if name not in required]
+        told = {key: schema[key] for key in ("description",) if key in schema}
+        return {"type": "object", "properties": found, "required": required, **told}
 
     def _translate(self, schema: Any, depth: int) -> Any:
         if isinstance(schema, bool):

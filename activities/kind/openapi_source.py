@@ -36,7 +36,7 @@ PARSE_TIMEOUT_S = 15.0
 """For making a document's text, or some of its operations, into tools."""
 
 MAX_AGE_S = 300.0
-"""How long calls use a document that was read; a job that opens has it read anew."""
+"""After which a call has the document read anew; a job that opens always does."""
 
 MAX_KEPT_BYTES = 32_000_000
 """Text of the documents that one worker keeps, parsed: they take ten times that in memory."""
@@ -117,26 +117,28 @@ class Sources:
         self._kept.clear()
 
     async def get(self, ref: ToolRef, service: OpenApiService, *, anew: bool) -> Source:
-        """Return a document, read now if `anew` or too old.
+        """Return a document, read now if `anew`; else the last one, with a new one on its way if it
+        is old.
 
         Raises BadInputError or LimitExceededError that say what is wrong with it, UnavailableError
-        while it cannot be had; then calls go on with the one that was read last.
+        while it cannot be had.
         """
         key = service.model_dump_json()
         kept = self._kept.get(key)
-        if kept is not None and not anew and time.monotonic() - kept.read_at < MAX_AGE_S:
-            return kept.source
+        if kept is None or anew:
+            return await asyncio.shield(self._task(ref, service, key))
+        if time.monotonic() - kept.read_at >= MAX_AGE_S:
+            kept.read_at = time.monotonic()  # if it cannot be had, the next try is as far off
+            self._task(ref, service, key)
+        return kept.source
+
+    def _task(self, ref: ToolRef, service: OpenApiService, key: str) -> asyncio.Task[Source]:
         task = self._reading.get(key)
         if task is None:
             task = asyncio.create_task(self._read(ref, service, key), name="read OpenAPI document")
             self._reading[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
-        try:
-            return await asyncio.shield(task)
-        except UnavailableError:
-            if kept is None or anew:
-                raise
-            return kept.source
+        return task
 
     def _ended(self, key: str, task: asyncio.Task[Source]) -> None:
         self._reading.pop(key, None)

@@ -10,7 +10,19 @@ import typer
 
 from muster import exit as way_out
 from muster import telemetry
-from muster.cli import approval, doctor, garbage, job, rebuild, run, show, stack, worker
+from muster.cli import (
+    approval,
+    doctor,
+    garbage,
+    job,
+    rebuild,
+    report,
+    retry,
+    run,
+    show,
+    stack,
+    worker,
+)
 from muster.cli.option import DataDir
 from muster.settings import load_settings
 
@@ -20,8 +32,10 @@ COMMANDS = (
     stack.status,
     doctor.doctor,
     run.run,
+    retry.retry,
     job.jobs,
     show.show,
+    report.report,
     job.send,
     approval.approvals,
     approval.approve,

@@ -16,6 +16,7 @@ from contracts.error import BadInputError
 from muster.cli.option import DataDir, Json
 from muster.cli.view import console
 from muster.connection import connect
+from muster.database_url import database_url
 from muster.duration import parse_duration
 from muster.kept_job import kept_job_ids
 from muster.settings import Settings, load_settings
@@ -63,7 +64,6 @@ async def _collect(
 ) -> tuple[int, dict[str, Garbage]]:
     """Return how many jobs are kept, and what was found or deleted."""
     # Here, since they bring the database's driver, which other commands do without.
-    from muster.worker.tools import database_url
     from store.archive import HistoryArchive
     from store.database import Database
     from store.garbage import collect

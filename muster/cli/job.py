@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
-from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from contracts.job import JobMessage, JobStatus
 from muster import exit as way_out
 from muster.cli.option import DataDir, JobArgument, Json
 from muster.cli.view import console, job_table, json_text
-from muster.cli.watch import watch
+from muster.cli.watch import watch_job
 from muster.connection import connect
 from muster.job import Jobs
 from muster.job_id import check_job_id
@@ -116,8 +115,7 @@ async def _cancel(settings: Settings, job_id: str, *, wait: bool, as_json: bool)
     client = Jobs(await connect(settings))
     await client.cancel(job_id)
     if wait:
-        async with aclosing(client.progress(job_id)) as progress:
-            await watch(progress, quiet=as_json)
+        await watch_job(settings, client, job_id, quiet=as_json)
     status = (await client.describe(job_id)).status
     if as_json:
         typer.echo(json_text({"job_id": job_id, "status": status.value}))

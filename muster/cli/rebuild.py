@@ -11,6 +11,7 @@ from temporalio.service import RPCError
 
 from muster.cli.option import DataDir, Json
 from muster.connection import connect
+from muster.database_url import database_url
 from muster.job_error import refusal
 from muster.settings import Settings, load_settings
 
@@ -33,7 +34,6 @@ def rebuild(data_dir: DataDir = None, as_json: Json = False) -> None:
 async def _rebuild(settings: Settings) -> Rebuilt:
     # Here, since SQLAlchemy takes long to load.
     from muster.rebuild import rebuild as rebuild_projections
-    from muster.worker.tools import database_url
     from store.database import Database
 
     database = Database(database_url(settings), pool_size=1)

@@ -1,10 +1,10 @@
-"""`muster run`: start a job of an agent, show its progress, then its answer and its time."""
+"""`muster run`: start a job of an agent or a plan, show its progress, its answer and its time."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import aclosing
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,28 +14,38 @@ import typer
 from contracts.agent import AgentSpec
 from contracts.error import BadInputError
 from contracts.job import JobStatus
+from contracts.plan import LLMNode, Plan
 from muster import exit as way_out
-from muster.agent_file import load_agent
 from muster.cli.option import DataDir, Json
 from muster.cli.view import console, json_text, printable, time_table, verdict
-from muster.cli.watch import watch
+from muster.cli.watch import watch_job
 from muster.connection import connect
 from muster.duration import parse_duration
 from muster.job import Jobs
 from muster.job_id import new_job_id, ui_link
 from muster.job_input import read_input
+from muster.plan_file import load_file
+from muster.plan_job import read_plan_input
 from muster.report import JobReport
 from muster.settings import Settings, load_settings
 from muster.stack.state import locate, running_stack
 from muster.unserved import unserved_queues
+from workflows.plan_agent import tool_agent
+from workflows.plan_check import check_plan_input
+from workflows.plan_graph import all_nodes
+from workflows.plan_state import PlanRunInput
 
 
 def run(
     agent_file: Annotated[
-        Path, typer.Argument(metavar="AGENT.yaml", help="File that declares the agent.")
+        Path, typer.Argument(metavar="FILE.yaml", help="File that declares the agent or the plan.")
     ],
     text: Annotated[
-        str, typer.Argument(metavar="INPUT", help="The input; @FILE reads a file, - reads stdin.")
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="The input, of a plan a JSON object; @FILE reads a file, - reads stdin.",
+        ),
     ],
     tenant: Annotated[str, typer.Option(help="Whom the job is for.")] = "default",
     priority: Annotated[
@@ -56,15 +66,17 @@ def run(
     Ctrl-C leaves the job running and says how to come back to it.
     """
     settings = load_settings(data_dir=data_dir)
-    agent = load_agent(agent_file, settings.tool_path)
-    _check_model(agent, settings)
+    spec = load_file(agent_file, settings.tool_path)
+    _check_models(spec, settings)
     given = read_input(text, sys.stdin.buffer)
+    if isinstance(spec, Plan):
+        check_plan_input(spec, read_plan_input(spec, given))
     until = _deadline(deadline)
     job_id = new_job_id()
     started = _Started()
     try:
         status = asyncio.run(
-            _run(settings, agent, given, job_id, started, tenant=tenant, priority=priority,
+            _run(settings, spec, given, job_id, started, tenant=tenant, priority=priority,
                  deadline=until, detach=detach, as_json=as_json)
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -86,7 +98,7 @@ class _Started:
 
 async def _run(
     settings: Settings,
-    agent: AgentSpec,
+    spec: AgentSpec | Plan,
     text: str,
     job_id: str,
     started: _Started,
@@ -100,22 +112,35 @@ async def _run(
     where = locate(settings)
     client = await connect(settings)
     jobs = Jobs(client)
-    for line in await unserved_queues(client, agent):
+    for line in await unserved_queues(client, _with_tools(spec)):
         console(stderr=True).print(f"warning: {printable(line)}", soft_wrap=True, markup=False)
     started.asked = True
-    await jobs.start(
-        agent, text, model=where.model, tenant=tenant, priority=priority, deadline=deadline,
-        job_id=job_id,
-    )  # fmt: skip
+    if isinstance(spec, Plan):
+        plan_job = PlanRunInput(
+            plan=spec, input=read_plan_input(spec, text), model=spec.model or where.model,
+            tenant=tenant, priority=priority, deadline=deadline,
+        )  # fmt: skip
+        await jobs.start_plan(plan_job, job_id=job_id)
+    else:
+        await jobs.start(
+            spec, text, model=where.model, tenant=tenant, priority=priority, deadline=deadline,
+            job_id=job_id,
+        )  # fmt: skip
     started.certain = True
+    return await follow(settings, jobs, job_id, detach=detach, as_json=as_json)
+
+
+async def follow(
+    settings: Settings, jobs: Jobs, job_id: str, *, detach: bool, as_json: bool
+) -> int:
+    """Show a job that was started until it has ended, then what it came to; return the status."""
     link = link_of(settings, job_id)
     if detach:
         typer.echo(json_text({"job_id": job_id, "status": "running"}) if as_json else job_id)
         return 0
     if not as_json:
         console(stderr=True).print(f"job {job_id}  {link}".strip(), soft_wrap=True)
-    async with aclosing(jobs.progress(job_id)) as progress:
-        await watch(progress, quiet=as_json)
+    await watch_job(settings, jobs, job_id, quiet=as_json)
     report = await jobs.report(job_id)
     if as_json:
         typer.echo(json_text(report.summary()))
@@ -161,12 +186,29 @@ def _deadline(text: str | None) -> datetime | None:
         ) from None
 
 
-def _check_model(agent: AgentSpec, settings: Settings) -> None:
-    """Refuse an agent whose model the running stack does not serve: its steps would never start."""
+def _check_models(spec: AgentSpec | Plan, settings: Settings) -> None:
+    """Refuse a model which the running stack does not serve: its steps would never start."""
     stack = running_stack(settings.data_dir)
-    if stack is None or settings.inference_url or agent.model in (None, stack.model):
+    if stack is None or settings.inference_url:
         return
-    raise BadInputError(
-        f"agent {agent.name!r} wants model {agent.model!r}, this stack serves {stack.model!r}",
-        hint="leave `model` out of the agent file, or start the stack with --model",
-    )
+    for who, model in _models(spec):
+        if model not in (None, stack.model):
+            raise BadInputError(
+                f"{who} wants model {model!r}, this stack serves {stack.model!r}",
+                hint="leave `model` out of the file, or start the stack with --model",
+            )
+
+
+def _with_tools(spec: AgentSpec | Plan) -> AgentSpec:
+    return tool_agent(spec) if isinstance(spec, Plan) else spec
+
+
+def _models(spec: AgentSpec | Plan) -> Iterator[tuple[str, str | None]]:
+    """Yield who of a file names which model."""
+    yield f"{'plan' if isinstance(spec, Plan) else 'agent'} {spec.name!r}", spec.model
+    if isinstance(spec, Plan):
+        for name, node in all_nodes(spec.nodes):
+            if isinstance(node, LLMNode):
+                yield f"node {name!r}", node.model
+        for each in spec.agents:
+            yield from _models(each.agent)

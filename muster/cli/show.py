@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from enum import Enum, auto
 from typing import Annotated
 
@@ -17,12 +16,14 @@ from muster.cli.client import open_jobs
 from muster.cli.option import DataDir, JobArgument, Json
 from muster.cli.past_view import size_view, transcript_view
 from muster.cli.people_view import people_view
+from muster.cli.plan_view import node_table
 from muster.cli.run import link_of, say_end
 from muster.cli.view import console, job_view, json_text
-from muster.cli.watch import watch
+from muster.cli.watch import watch_job
 from muster.history_size import history_size
 from muster.job import Jobs
 from muster.job_id import check_job_id
+from muster.plan_job import PlanJobs
 from muster.settings import Settings, load_settings
 from muster.transcript import read_transcript
 
@@ -72,8 +73,7 @@ async def _show(
 ) -> int:
     async with open_jobs(settings) as jobs:
         if wait:
-            async with aclosing(jobs.progress(job_id)) as progress:
-                await watch(progress, quiet=as_json)
+            await watch_job(settings, jobs, job_id, quiet=as_json)
         match what:
             case _What.REPORT:
                 return await _show_report(settings, jobs, job_id, wait=wait, as_json=as_json)
@@ -92,12 +92,19 @@ async def _show_report(
     report = await jobs.report(job_id)
     link = link_of(settings, job_id)
     waits = await jobs.waits(job_id) if report.status is JobStatus.RUNNING else None
+    plan = await PlanJobs(jobs).progress(job_id) if report.is_plan else None
     if as_json:
-        now = {"waits": waits.model_dump(mode="json") if waits else None}
-        typer.echo(
-            json_text({**report.model_dump(mode="json"), **now, "temporal_ui": link or None})
-        )
+        shown = {
+            **report.model_dump(mode="json"),
+            "waits": waits.model_dump(mode="json") if waits else None,
+            "temporal_ui": link or None,
+        }
+        if report.is_plan:
+            shown["plan"] = plan.model_dump(mode="json") if plan else None
+        typer.echo(json_text(shown))
     else:
+        if plan is not None:
+            console().print(node_table(plan), "")
         console().print(job_view(report, link, people_view(report, waits)))
     return say_end(report) if wait else 0
 

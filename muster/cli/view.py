@@ -121,6 +121,8 @@ def time_table(*reports: JobReport) -> RenderableType:
     ]
     if unfinished_s := sum(report.unfinished_s for report in reports):
         rows.append(("unfinished", unfinished_s, "LLM steps that did not finish"))
+    if people_s := sum(report.people_s for report in reports):
+        rows.append(("people", people_s, "approvals and pauses"))
     rows.append(("between", sum(report.other_s for report in reports), "workflow, opening the job"))
     wall_s = sum(report.wall_s for report in reports)
     whole_s = max(wall_s, sum(seconds for _, seconds, _ in rows))

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.text import Text
 
 from contracts.job import JobProgress
 from muster.cli.view import console, printable
+from muster.job import Jobs
+from muster.settings import Settings
+from muster.stack.state import locate
+from muster.token_stream import Draft, drafting
+
+MAX_DRAFT_CHARS = 8_000
+"""Of what is being written; no terminal shows half a page more."""
 
 
-async def watch(progress: AsyncIterator[JobProgress], *, quiet: bool = False) -> None:
+async def watch_job(settings: Settings, jobs: Jobs, job_id: str, *, quiet: bool = False) -> None:
+    """Show a job's progress until it ends, in a terminal also what it writes."""
+    url, is_seen = locate(settings).inference_url, console(stderr=True).is_terminal
+    async with (
+        aclosing(jobs.progress(job_id)) as progress,
+        drafting(url, job_id, on=is_seen) as draft,
+    ):
+        await watch(progress, draft=draft, quiet=quiet)
+
+
+async def watch(
+    progress: AsyncIterator[JobProgress], *, draft: Draft | None = None, quiet: bool = False
+) -> None:
     """Show progress until it ends; `quiet` shows nothing outside a terminal.
+
+    In a terminal the end of `draft` stands above, while it is written; nothing of it stays.
 
     What the job waits for from people is told in any case, once, since nothing goes on without.
     """
@@ -24,10 +49,11 @@ async def watch(progress: AsyncIterator[JobProgress], *, quiet: bool = False) ->
             out.print(Text(_one_line(now.waits)), soft_wrap=True)
 
     if out.is_terminal:
-        with out.status(Text("starting"), spinner="dots") as status:
+        spinner = Spinner("dots", Text("starting"))
+        with Live(get_renderable=lambda: _screen(draft, spinner, out), console=out, transient=True):
             async for now in progress:
                 tell(now)
-                status.update(Text(_line(now), overflow="ellipsis", no_wrap=True))
+                spinner.update(text=Text(_line(now), overflow="ellipsis", no_wrap=True))
         return
     shown = ""
     async for now in progress:
@@ -36,6 +62,15 @@ async def watch(progress: AsyncIterator[JobProgress], *, quiet: bool = False) ->
         if line != shown and not quiet and now.doing != now.waits:
             shown = line
             out.print(Text(line), soft_wrap=True)
+
+
+def _screen(draft: Draft | None, spinner: Spinner, out: Console) -> RenderableType:
+    """Return the last lines of what is being written, as many as fit well, above the spinner."""
+    text = printable(draft.text[-MAX_DRAFT_CHARS:]) if draft else ""
+    if not text:
+        return spinner
+    lines = Text(text, style="dim").wrap(out, out.width)
+    return Group(*lines[-max(1, out.height // 2) :], spinner)
 
 
 def _line(now: JobProgress) -> str:

@@ -9,10 +9,10 @@ from temporalio.worker import Worker
 from contracts.name import AGENTS_QUEUE
 from muster.archiver import POOL_SIZE, Archiver
 from muster.connection import connect
+from muster.database_url import database_url
 from muster.settings import Settings
 from muster.stack.namespace import check_namespace
 from muster.worker.lifecycle import run_until, stop_event
-from muster.worker.tools import database_url
 from store.database import Database
 from workflows.worker import workflow_options
 

@@ -28,11 +28,11 @@ from inference_service.service import InferenceService
 from inference_service.worker import WorkerSettings, fail_orphans, serve
 from muster import telemetry
 from muster.connection import connect, identity
+from muster.database_url import database_url
 from muster.settings import Settings
 from muster.stack.namespace import check_namespace
 from muster.stack.port import bound_socket
 from muster.worker.lifecycle import stop_event
-from muster.worker.tools import database_url
 from store.context import ContextStore
 from store.database import Database
 from store.step_ledger import StepLedger

@@ -12,13 +12,12 @@ from temporalio.worker import Worker
 from activities.output import guarded_output
 from activities.toolbox import Toolbox
 from activities.worker import tool_activities
-from contracts.error import BadInputError
 from contracts.name import tool_queue
 from muster import telemetry
 from muster.connection import connect
+from muster.database_url import database_url
 from muster.settings import Settings
 from muster.stack.namespace import check_namespace
-from muster.stack.state import locate
 from muster.tool_group import ToolGroup
 from muster.worker.lifecycle import run_until, stop_event
 from store.database import Database
@@ -63,12 +62,3 @@ def tool_workers(
         )
         for name, group in groups
     ]
-
-
-def database_url(settings: Settings) -> str:
-    """Return the database's URL, or raise BadInputError if nothing names one."""
-    if url := locate(settings).database_url:
-        return url
-    raise BadInputError(
-        "no database is known", hint="start the stack with `muster up`, or set MUSTER_DATABASE_URL"
-    )

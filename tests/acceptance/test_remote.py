@@ -126,6 +126,11 @@ def foreign(seen: Seen) -> list[Callable[..., Any]]:
         raise KeyError("apples")
 
     @activity.defn
+    async def shout(order: dict[str, Any]) -> Any:
+        loud = "!" * int(order["size"])
+        raise ApplicationError(loud, loud[: int(order["hint"])], non_retryable=True)
+
+    @activity.defn
     async def hang(_: dict[str, Any]) -> Any:
         seen.running.set()
         try:
@@ -136,7 +141,7 @@ def foreign(seen: Seen) -> list[Callable[..., Any]]:
             seen.cancelled.set()
             raise
 
-    return [say, count, nothing, raw, huge, large, flaky, stuck, refuse, crash, hang]
+    return [say, count, nothing, raw, huge, large, flaky, stuck, refuse, crash, shout, hang]
 
 
 @asynccontextmanager
@@ -279,6 +284,8 @@ async def test_a_large_result_goes_to_the_store_and_the_model_reads_the_whole(
     ]  # fmt: skip
     assert asked[-1].input.ByteSize() < 10_000
     assert [len(row.tools) for row in report.rows] == [1, 0]
+    shown = report.rows[0].tools[0].content
+    assert shown == "y" * 500 + "…\n[of 20,000 characters; the history has the whole]"
     assert report.tool_calls == 1
 
 
@@ -359,3 +366,31 @@ async def _ended(stage: Calling, spec: AgentSpec) -> Any:
     handle = await stage.start(spec)
     assert (await handle.result()).answer == "Done."
     return handle
+
+
+@pytest.mark.parametrize(("size", "hint"), [(900_000, 900_000), (1_900_000, 0), (0, 1_900_000)])
+@pytest.mark.parametrize("on_failure", OnFailure)
+async def test_a_huge_error_of_an_activity_ends_its_call_and_nothing_else(
+    temporal_address: str,
+    temporal_client: Client,
+    database: Database,
+    on_failure: OnFailure,
+    size: int,
+    hint: int,
+) -> None:
+    read: list[str] = []
+    async with (
+        foreign_worker(temporal_address, Seen()) as queue,
+        calling(temporal_client, database, asking(read, size=size, hint=hint)) as stage,
+        asyncio.timeout(DEADLINE_S),
+    ):
+        handle = await stage.start(agent(queue, "shout", on_failure=on_failure))
+        if on_failure is OnFailure.TELL_MODEL:
+            assert (await handle.result()).answer == "Done."
+            assert len(read[0]) < 5_000
+        else:
+            with pytest.raises(WorkflowFailureError) as failed:
+                await handle.result()
+            assert len(str(failed.value.cause)) < 5_000
+            report = await Jobs(temporal_client).report(handle.id)
+            assert len(report.hint or "") < 5_000

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 
-from contracts.agent import AgentSpec, OnFailure, Sampling, ToolRef
+from contracts.agent import AgentSpec, OnFailure, PinnedTool, Sampling, ToolRef
 from contracts.name import TOOLS_QUEUE
 from muster.agent_file import parse_agent
 from muster.stack.queue import ACTIVITY, waiting_tasks
@@ -137,6 +137,13 @@ async def test_the_group_of_the_guide_is_served_by_a_worker_that_is_told_of_it(
         event.activity_task_scheduled_event_attributes.task_queue.name for event in history.events
     ]
     assert queues.count("tools.crm") == 1
+
+
+def test_each_tool_of_a_server_is_of_the_servers_group() -> None:
+    server = ToolRef.model_validate({"mcp": {"url": "http://crm.example/mcp"}, "group": "crm"})
+    spec = AgentSpec(name="clerk", instructions="Look it up.", tools=(server,))
+    [pinned] = spec.pinned([PinnedTool(name="find", server=0, remote="find")]).tools
+    assert (pinned.tool_name, pinned.queue) == ("find", "tools.crm")
 
 
 def test_a_group_is_for_tools_that_our_workers_run() -> None:

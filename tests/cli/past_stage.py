@@ -142,7 +142,7 @@ class PastStage(Stage):
 
     async def projected(self) -> Dump:
         """Return all projections, to the last byte."""
-        return Dump(await self.rows("jobs"), await self.rows("turns"))
+        return Dump(*[await self.rows(table) for table in ("jobs", "turns", "calls")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +151,4 @@ class Dump:
 
     jobs: Sequence[str]
     turns: Sequence[str]
+    calls: Sequence[str]

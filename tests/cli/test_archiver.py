@@ -328,8 +328,9 @@ def test_fold_reads_no_clock_and_adds_the_ledger_where_history_has_no_result() -
         "job-01/0/1": StepUsage(Usage(prompt_tokens=1_000), 0),  # history knows better
         "job-01/0/2": StepUsage(Usage(prompt_tokens=7, completion_tokens=2), 1),
     }
-    job, turns = fold("job-01", [past.events], ledger)
+    job, turns, calls = fold("job-01", [past.events], ledger)
+    assert calls == []
     assert (job.prompt_tokens, job.completion_tokens, job.open_attempts) == (107, 12, 1)
     assert [(turn.prompt_tokens, turn.lower_bound) for turn in turns] == [(100, False), (7, True)]
     assert turns[1].unfinished_s == 1.0
-    assert fold("job-01", [past.events], ledger) == (job, turns)
+    assert fold("job-01", [past.events], ledger) == (job, turns, calls)

@@ -16,7 +16,8 @@ from tests.cli.test_jobs import start
 from tests.stack.new_namespace import new_namespace
 from tests.workflows.peer import says
 
-NOTHING = {table: {"rows": 0, "bytes": 0} for table in ("contexts", "blobs", "token_runs")}
+TABLES = ("contexts", "blobs", "token_runs", "step_ledger", "tool_ledger")
+NOTHING = {table: {"rows": 0, "bytes": 0} for table in TABLES}
 
 
 @pytest.fixture

@@ -56,6 +56,9 @@ async def test_rebuilt_is_what_was_live_even_after_the_server_has_dropped_histor
     await past.database.transact(
         lambda connection: connection.execute(sa.text("DELETE FROM turns"))
     )
+    await past.database.transact(
+        lambda connection: connection.execute(sa.text("DELETE FROM calls"))
+    )
     assert await past.projected() != live
     done = await muster.run("rebuild", "--json", MUSTER_DATABASE_URL=database_url)
     assert done.status == 0, done

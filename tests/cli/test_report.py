@@ -38,7 +38,8 @@ def report_at(now_s: float, *runs: Past) -> JobReport:
 def check_sums(report: JobReport) -> None:
     """Check what holds for every report."""
     parts = report.time.model_dump().values()
-    assert all(value >= 0 for value in (*parts, report.wall_s, report.unfinished_s, report.other_s))
+    beside = (report.unfinished_s, report.people_s, report.other_s)
+    assert all(value >= 0 for value in (*parts, report.wall_s, *beside))
     for row in report.rows:
         if row.step and row.step.time:
             assert all(value >= 0 for value in row.step.time.model_dump().values())
@@ -47,6 +48,10 @@ def check_sums(report: JobReport) -> None:
             parts_s = row.step.time.total_s if row.step.time else 0.0
             assert row.step.total_s == pytest.approx(parts_s + row.step.unfinished_s)
             assert min(row.step.total_s, row.step.unfinished_s) >= 0
+            ready_wait_s = row.step.time.ready_wait_s if row.step.time else 0.0
+            assert 0 <= row.step.backlog_s <= ready_wait_s
+            assert row.step.attainable_tokens >= row.step.usage.cached_tokens or not row.step.time
+        assert 0 <= row.sub_agent_s <= row.tool_s + 1e-9
         for tool in row.tools:
             assert 0 <= tool.total_s <= row.tool_s + 1e-9
             assert tool.total_s >= (tool.duration_s or 0)
@@ -54,7 +59,7 @@ def check_sums(report: JobReport) -> None:
     tools_s = sum(row.tool_s for row in report.rows)
     assert report.time.total_s == pytest.approx(steps_s + tools_s)
     assert report.time.tool_s == pytest.approx(tools_s)
-    accounted_s = report.time.total_s + report.unfinished_s
+    accounted_s = report.time.total_s + report.unfinished_s + report.people_s
     assert report.other_s == pytest.approx(max(0.0, report.wall_s - accounted_s))
 
 

@@ -297,16 +297,18 @@ class Life:
         view = self.scheduler.view(self.now)
         assert view.acting == len(self.at(Place.ACTING))
         acting = any(s for s in self.at(Place.ACTING))
-        if not running and any(not self._may_wait_for_touch(session) for session in ready):
+        if ready and not running and not self._may_wait_for_touch():
             assert acting, "an idle engine, nothing to wait for, and a step that fits"
             assert self.scheduler.next_wake(self.now) is not None
         self._check_overtaken()
 
-    def _may_wait_for_touch(self, session: Sitting) -> bool:
-        """Whether a step may wait for a touch: for a prewarm of its own, or before a refresh."""
-        if self.settings.refresh:
-            return self.touching is not None
-        return self.prewarming == session.id
+    def _may_wait_for_touch(self) -> bool:
+        """Whether steps may wait for the end of a touch.
+
+        All may before a refresh; before a prewarm, its own session's and those that do not fit
+        beside what that session keeps.
+        """
+        return (self.touching if self.settings.refresh else self.prewarming) is not None
 
     def _check_overtaken(self) -> None:
         waiting = {s.step.step_id: s for s in self.at(Place.READY) if s.step}

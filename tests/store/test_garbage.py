@@ -27,6 +27,8 @@ from tests.store.sample import TOKENIZER, step_result, token_run, user
 
 GRACE = timedelta(hours=24)
 TABLES = ("contexts", "blobs", "token_runs")
+LEDGERS = ("step_ledger", "tool_ledger")
+NOTHING = dict.fromkeys((*TABLES, *LEDGERS), Garbage(0, 0))
 
 
 def opening(agent: int) -> list[Message]:
@@ -107,6 +109,34 @@ class World:
                 sa.text(f"UPDATE {table} SET created_at = created_at - CAST(:age AS interval)"),
                 {"age": age},
             )
+        for ledger in LEDGERS:
+            await self.database.execute(
+                sa.text(f"UPDATE {ledger} SET ended_at = ended_at - CAST(:age AS interval)"),
+                {"age": age},
+            )
+
+    async def results(self) -> dict[str, set[str]]:
+        """Return the job of each result that a ledger keeps, by ledger."""
+        return {
+            ledger: {
+                row.job_id
+                for row in await self.database.fetch(
+                    sa.text(f"SELECT job_id FROM {ledger} WHERE result IS NOT NULL")
+                )
+            }
+            for ledger in LEDGERS
+        }
+
+    async def paid(self) -> list[str]:
+        """Return all that the ledgers say, but for results."""
+        rows = [
+            str(row)
+            for ledger in LEDGERS
+            for row in await self.database.fetch(
+                sa.text(f"SELECT to_jsonb({ledger}) - 'result' AS row FROM {ledger}")
+            )
+        ]
+        return sorted(rows)
 
     async def names(self) -> dict[str, set[str]]:
         keys = {"contexts": "hash", "blobs": "digest", "token_runs": "step_id"}
@@ -176,7 +206,7 @@ async def check_collection(database: Database, seed: int, kept_bits: int) -> Non
     young = await build(world, seed + 1, "young")
     dead = [job for place, job in enumerate(jobs) if not kept_bits >> place & 1]
     kept = [job for job in jobs if job not in dead]
-    before = await world.names()
+    before, paid, results = await world.names(), await world.paid(), await world.results()
     reachable = await world.reach([*kept, *young])
     ids = [job.job_id for job in kept]
     expected = {table: before[table] - reachable[table] for table in TABLES}
@@ -188,12 +218,14 @@ async def check_collection(database: Database, seed: int, kept_bits: int) -> Non
     assert await world.names() == before, "a dry run deletes nothing"
 
     assert await collect(database, ids, grace=GRACE, delete=True) == found
+    left = {job.job_id for job in (*kept, *young)}
+    assert await world.results() == {ledger: jobs & left for ledger, jobs in results.items()}
+    assert await world.paid() == paid, "what was paid stays"
     after = await world.names()
     assert {table: before[table] - after[table] for table in TABLES} == expected
     assert await world.reach([*kept, *young]) == reachable
 
-    nothing = dict.fromkeys(TABLES, Garbage(0, 0))
-    assert await collect(database, ids, grace=GRACE, delete=True) == nothing
+    assert await collect(database, ids, grace=GRACE, delete=True) == NOTHING
 
 
 def test_what_is_collected_is_what_is_old_and_out_of_reach(database_url: str) -> None:
@@ -244,7 +276,7 @@ async def test_content_used_again_after_the_marking_is_not_deleted(database: Dat
                 pass  # each look is a call to the server
         await opener.commit()
         found = await collecting
-    assert found == dict.fromkeys(TABLES, Garbage(0, 0))
+    assert found == NOTHING
     assert await world.open("new")
 
 
@@ -269,6 +301,22 @@ async def test_openings_collected_while_jobs_open_on_them_are_whole(database: Da
         )
         jobs = [job.result() for job in opened]
         assert await world.reach(jobs)
+
+
+async def test_a_result_is_dropped_with_its_bytes_counted(database: Database) -> None:
+    world = World(database)
+    gone, kept = await world.open("gone"), await world.open("kept")
+    for job in (gone, kept):
+        await world.step(job)
+        await world.tool_result(job, "large")
+    await world.grow_old()
+    [row] = await database.fetch(
+        sa.text("SELECT octet_length(result) AS bytes FROM step_ledger WHERE job_id = 'gone'")
+    )
+    found = await collect(database, ["kept"], grace=GRACE, delete=True)
+    assert found["step_ledger"] == Garbage(1, row.bytes)
+    assert found["tool_ledger"].rows == 1
+    assert await world.results() == {ledger: {"kept"} for ledger in LEDGERS}
 
 
 async def test_a_missing_blob_is_told_with_a_hint(database: Database) -> None:

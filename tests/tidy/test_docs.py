@@ -13,9 +13,22 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from activities.kind.function import load_function
 from contracts.agent import AgentSpec, Limits, RetryPolicy, Sampling, ToolRef
+from contracts.plan import (
+    AgentNode,
+    ApprovalNode,
+    BranchNode,
+    Case,
+    JoinNode,
+    LLMNode,
+    MapNode,
+    Plan,
+    PlanLimits,
+    ToolNode,
+)
 from contracts.tool_source import McpServer, OpenApiService, RemoteActivity, SqlDatabase
 from muster.agent_file import parse_agent
 from muster.cli import build_app
+from muster.plan_file import parse_plan
 from muster.settings import ENV_PREFIX, Settings
 
 ROW = re.compile(r"^\| `(MUSTER_\w+)` \| (\S+) \| .{10,} \|$", re.MULTILINE)
@@ -96,6 +109,13 @@ def test_every_key_of_an_agent_file_is_documented(root: Path) -> None:
     assert {key for key in keys if not re.search(rf"\b{key}\b", guide)} == set()
 
 
+def test_every_key_of_a_plan_file_is_documented(root: Path) -> None:
+    guide = read(root, "guides/plans.md")
+    nodes = (LLMNode, ToolNode, ApprovalNode, AgentNode, BranchNode, MapNode, JoinNode)
+    keys = {key for model in (Plan, PlanLimits, Case, *nodes) for key in model.model_fields}
+    assert {key for key in keys if not re.search(rf"\b{key}\b", guide)} == set()
+
+
 def test_every_agent_in_the_documents_can_run(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +126,13 @@ def test_every_agent_in_the_documents_can_run(
             (tmp_path / name).write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         for language, text in blocks:
-            if language == "yaml" and "instructions:" in text:
+            if language == "yaml" and "\nnodes:" in text:
+                plan = parse_plan(text, document.name)
+                for each in plan.tools:
+                    assert each.function
+                    load_function(each.function, each.tool_name)
+                found += 1
+            elif language == "yaml" and "instructions:" in text:
                 agent = parse_agent(text, str(tmp_path / document.name))
                 for tool in agent.spec.tools:
                     if tool.function:

@@ -24,6 +24,15 @@ def test_each_server_adds_its_own_time_to_an_attempt() -> None:
     assert longer == option.OPEN_JOB_ATTEMPT_TIMEOUT + timedelta(seconds=60)
 
 
+def test_a_plans_servers_have_their_time_too() -> None:
+    job = AgentJobInput(agent=agent(), input="Go.", model=MODEL)
+    mcp = {"mcp": {"url": "http://a.example/mcp", "list_timeout": 20}}
+    opened = agent(mcp)  # type: ignore[arg-type]
+    found = option.open_job_options(job, timedelta(hours=1), opened)
+    longer = option.OPEN_JOB_ATTEMPT_TIMEOUT + timedelta(seconds=20)
+    assert found["start_to_close_timeout"] == longer
+
+
 def test_no_server_is_waited_for_longer_than_a_job_may_take_to_open() -> None:
     found = _opening(10**7, 10**7)
     assert found["start_to_close_timeout"] == found["schedule_to_close_timeout"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from activities.error_map import FailureKind, classify
-from activities.kind import openapi_source
+from activities.kind import openapi, openapi_source
 from activities.kind.openapi import OpenApiTools
 from activities.tool import WrongArgumentsError
 from contracts.error import BadInputError, LimitExceededError, UnavailableError
@@ -20,6 +21,7 @@ from tests.activities.kind.service import (
     body,
     document,
     flood,
+    hang,
     http,
     parameter,
     service,
@@ -203,6 +205,42 @@ async def test_calls_go_on_with_the_document_that_was_read_last(
     assert await ask(tools, ref) == "ok"
     with pytest.raises(UnavailableError):
         await tools.describe(ref)
+
+
+async def test_document_is_read_once_for_all_who_want_it_now(
+    tools: OpenApiTools, service: Service
+) -> None:
+    service.serve(document(get_x={}))
+    first, second, third = (asyncio.create_task(tools.describe(shop(service))) for _ in range(3))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == await third
+    assert first.cancelled()
+    assert len(service.seen) == 1
+
+
+async def test_document_that_does_not_come_may_come_later(
+    tools: OpenApiTools, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.answers["/openapi.json"] = [hang]
+    monkeypatch.setattr(openapi, "LOAD_TIMEOUT_S", 0.2)
+    with pytest.raises(UnavailableError, match=r"is not read within 0\.2 s"):
+        await tools.load(shop(service, remote="get_x"))
+    assert len(service.seen) == 1
+    monkeypatch.setattr(openapi_source, "DOWNLOAD_TIMEOUT_S", 0.2)
+    with pytest.raises(UnavailableError, match=r"has not come within 0\.2 s"):
+        await tools.describe(shop(service, query={"other": "service"}))
+
+
+async def test_connection_that_the_service_has_closed_costs_nothing(
+    tools: OpenApiTools, service: Service
+) -> None:
+    service.serve(document(get_x={}))
+    service.answers["/x"] = [flood(http("ok"), b"", 0)]  # and closes without saying so
+    for _ in range(3):
+        service.ended.clear()
+        assert await ask(tools, shop(service, remote="get_x")) == "ok"
+        await service.ended.wait()
 
 
 async def test_cookies_of_one_call_are_not_sent_with_the_next(

@@ -48,7 +48,10 @@ def properties(operation: Operation) -> dict[str, Any]:
         (b'{"openapi": "3.1.0", "paths": []}', "`paths` is not an object but an array"),
         (b"[" * 100_000, "is nested too deeply"),
         (b"openapi: " + b"[" * 100_000, "is not YAML"),
-        (b"openapi: &a [*a]\n", r"the versions are 3\.0 and 3\.1"),
+        (b"openapi: &a [*a]\n", "is not YAML: 'a' holds itself"),
+        (b"openapi: *a\n", "is not YAML"),
+        (b"openapi: 3.1.0\n---\nopenapi: 3.1.0", "more than one document"),
+        (b"? [a, b]\n: 1", "a key is an object or an array"),
         (b"openapi: 3.1.0\npaths: !!python/object/apply:os.getcwd []", "is not YAML"),
         (b"openapi: " + b"1" * 5_000, "is not YAML"),
     ],
@@ -68,12 +71,17 @@ paths:
     get:
       operationId: get_switch
       parameters:
-        - {name: state, in: query, schema: {enum: [on, off, no, 010, 12:30, 2024-01-01]}}
+        - name: state
+          in: query
+          schema: {enum: [on, off, no, 010, 12:30, 2024-01-01, "7", !!str 7, 1e3, -.5]}
       responses: {200: {description: fine}, 404: {$ref: '#/nowhere'}}
 """
     parsed = parse_document("shop.yaml", text.encode())
     found = build_operation(parsed, "get_switch", list_operations(parsed)["get_switch"], NOTHING)
-    assert properties(found)["state"]["enum"] == ["on", "off", "no", 10, "12:30", "2024-01-01"]
+    assert properties(found)["state"]["enum"] == [
+        *("on", "off", "no", 10, "12:30", "2024-01-01"),
+        *("7", "7", 1000.0, -0.5),
+    ]
 
 
 def test_yaml_whose_parts_hold_each_other_many_times_over_is_refused_in_no_time() -> None:
@@ -243,9 +251,32 @@ def test_recursive_schema_stays_a_reference() -> None:
 
 
 TO_A, TO_B = {"$ref": "#/components/schemas/A"}, {"$ref": "#/components/schemas/B"}
+
+
+def test_object_that_is_put_together_is_one_object() -> None:
+    tree = document(
+        post_x={
+            "requestBody": body(
+                {
+                    "allOf": [{"$ref": "#/components/schemas/Named"}, {"required": ["age"]}],
+                    "properties": {"age": {"type": "integer"}},
+                }
+            )
+        },
+        post_y={"requestBody": body({"allOf": [{"type": "object"}, {"minProperties": 1}]})},
+    )
+    named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    tree["components"] = {"schemas": {"Named": {"allOf": [named]}}}
+    operation = build(tree, "post_x")
+    assert properties(operation) == {"name": {"type": "string"}, "age": {"type": "integer"}}
+    assert operation.arguments["required"] == ["name", "age"]
+    assert list(properties(build(tree, "post_y"))) == ["body"]
+
+
 LOOPS: dict[str, dict[str, Any]] = {
     "a parameter": {"parameters": {"A": {"$ref": "#/components/parameters/A"}}},
     "a schema": {"schemas": {"A": TO_A}},
+    "a schema of itself": {"schemas": {"A": {"allOf": [TO_A]}}},
     "two schemas": {"schemas": {"A": TO_B, "B": TO_A}},
     "within": {
         "schemas": {

@@ -1,0 +1,122 @@
+"""Jobs with a known split of their time, written by hand, and what is shown of them."""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+
+from contracts.agent import AgentSpec
+from contracts.job import AgentJobInput, AgentJobResult, StopReason
+from contracts.llm_step import LLMStepInput, StepTiming, Usage
+from contracts.message import ContextRef, Message, Role
+from contracts.name import LLM_STEP, SEARCH_WAITING_FOR
+from muster.time_report import JobTimes, job_times
+from tests.cli.past import EPOCH_NS, JOB_ID, Past, call_result, payloads, step_result
+from tests.cli.test_report import TIMING, report_at
+
+
+def waits_for(past: Past, at_s: float, *values: str) -> None:
+    """Let a job tell what it waits for, as its workflow does."""
+    event = HistoryEvent(event_id=len(past.events) + 1)
+    event.event_type = EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES
+    event.event_time.FromNanoseconds(EPOCH_NS + round(at_s * 1e9))
+    attributes = event.upsert_workflow_search_attributes_event_attributes.search_attributes
+    listed = ", ".join(f'"{value}"' for value in values)
+    attributes.indexed_fields[SEARCH_WAITING_FOR].CopyFrom(Payload(data=f"[{listed}]".encode()))
+    past.events.append(event)
+
+
+def times_of(*runs: Past, now_s: float = 99.0, price: float = 0.0) -> JobTimes:
+    """Return the report of a job."""
+    return job_times(report_at(now_s, *runs), price)
+
+
+def job_of(step_s: StepTiming, tool_s: float, *, orchestration_s: float = 0.0) -> Past:
+    """Return a job of one tool call between two LLM steps."""
+    past, at_s = Past(), 0.1
+    for calls in (True, False):
+        step = past.step(at_s)
+        past.start(step, at_s)
+        at_s += step_s.total_s + orchestration_s
+        past.complete(step, step_result(step_s), at_s)
+        if calls:
+            call = past.call(at_s)
+            past.start(call, at_s)
+            at_s += tool_s
+            past.complete(call, call_result(tool_s), at_s)
+    past.answer("done", at_s + 0.1)
+    return past
+
+
+def text_of(view: RenderableType) -> str:
+    """Return what a terminal shows."""
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(view)
+    return captured.get()
+
+
+def follow_up(
+    past: Past, at_s: float, base: str | None, usage: Usage, timing: StepTiming = TIMING
+) -> None:
+    """Let a job take a step that goes on from the conversation of the step `base`."""
+    number = sum(
+        event.HasField("activity_task_scheduled_event_attributes") for event in past.events
+    )
+    step_id = f"{JOB_ID}/0/{number + 1}"
+    asked = LLMStepInput(
+        step_id=step_id,
+        job_id=JOB_ID,
+        model="tiny",
+        base=ContextRef(head="head", token_run=base),
+        append=(Message(role=Role.USER, content="hi"),),
+    )
+    step = past.schedule(LLM_STEP, asked, at_s)
+    past.start(step, at_s)
+    result = step_result(timing).model_copy(update={"step_id": step_id, "usage": usage})
+    past.complete(step, result, at_s + 1.0)
+
+
+def used(prompt: int, cached: int, completion: int = 10, wasted: int = 0) -> Usage:
+    """Return the tokens of a step."""
+    return Usage(
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        wasted_tokens=wasted,
+    )
+
+
+def sub_agent_job() -> Past:
+    """Return a job that asks a sub-agent for 4 s, and a tool for 1 s of these."""
+    past = Past()
+    step = past.step(0.0)
+    past.start(step, 0.0)
+    past.complete(step, step_result(StepTiming(decode_s=1.0)), 1.0)
+    event = HistoryEvent(event_id=len(past.events) + 1)
+    event.event_type = EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED
+    event.event_time.FromNanoseconds(EPOCH_NS + 10**9)
+    asked = event.start_child_workflow_execution_initiated_event_attributes
+    asked.workflow_id, asked.workflow_type.name = f"{JOB_ID}-sub", "AgentWorkflow"
+    spec = AgentSpec(name="tailor", instructions="Sew.")
+    asked.input.CopyFrom(payloads(AgentJobInput(agent=spec, input="a coat", model="tiny")))
+    past.events.append(event)
+    call = past.call(2.0)
+    past.start(call, 2.0)
+    past.complete(call, call_result(1.0), 3.0)
+    event = HistoryEvent(event_id=len(past.events) + 1)
+    event.event_type = EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_COMPLETED
+    event.event_time.FromNanoseconds(EPOCH_NS + 5 * 10**9)
+    done = event.child_workflow_execution_completed_event_attributes
+    done.initiated_event_id = asked_id = past.events[-4].event_id
+    assert past.events[asked_id - 1].event_id == asked_id
+    result = AgentJobResult(
+        answer="sewn", stop_reason=StopReason.ANSWERED, turns=1, llm_steps=1, tool_calls=0,
+        usage=Usage(prompt_tokens=1_000, completion_tokens=100),
+    )  # fmt: skip
+    done.result.CopyFrom(payloads(result))
+    past.events.append(event)
+    past.answer("worn", 5.0)
+    return past
