@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import Field, JsonValue
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from contracts.agent import AgentSpec
-from contracts.job import AgentJobInput, JobStatus, OpenJobResult, StopReason
+from contracts.job import AgentJobInput, AgentJobResult, JobStatus, OpenJobResult, StopReason
 from contracts.llm_step import Usage
 from contracts.message import Frozen, is_false
 from contracts.name import OPEN_JOB
@@ -107,7 +108,6 @@ def build_report(
     end_ns = ending.at_ns or (max(int(now.timestamp() * 1e9), last_ns) if now else last_ns)
     rows = turn_rows(found, end_ns, over=ending.at_ns is not None, ledger=ledger)
     steps = [row.step for row in rows if row.step]
-    spent = [tool.spent for row in rows for tool in row.tools if tool.spent]
     time = sum(
         (step.time for step in steps if step.time),
         TimeParts(tool_s=sum(row.tool_s for row in rows)),
@@ -132,13 +132,7 @@ def build_report(
         hint=ending.hint,
         started_at=_moment(time_ns(first)),
         closed_at=_moment(ending.at_ns) if ending.at_ns is not None else None,
-        turns=result.turns if result else len(rows),
-        llm_steps=result.llm_steps
-        if result
-        else sum(step.time is not None for step in steps) + sum(each.llm_steps for each in spent),
-        tool_calls=result.tool_calls
-        if result
-        else sum(len(row.tools) for row in rows) + sum(each.tool_calls for each in spent),
+        **_counts(rows, result),
         usage=sum((row.usage for row in rows), Usage()),
         wall_s=wall_s,
         time=time,
@@ -159,6 +153,19 @@ def _pinned(agent: AgentSpec, found: Iterable[Activity]) -> AgentSpec:
     """Return the agent with the tools that its servers had when the job opened."""
     opened = (parsed(OpenJobResult, each.result) for each in found if each.name == OPEN_JOB)
     return agent.pinned(next((each.tools for each in opened if each), ()))
+
+
+def _counts(rows: Sequence[TurnRow], result: AgentJobResult | None) -> dict[str, Any]:
+    """Return how many turns, LLM steps and tool calls there were: as its result says, if any."""
+    if result is not None:
+        return result.model_dump(include={"turns", "llm_steps", "tool_calls"})
+    spent = [tool.spent for row in rows for tool in row.tools if tool.spent]
+    steps = sum(row.step is not None and row.step.time is not None for row in rows)
+    return {
+        "turns": len(rows),
+        "llm_steps": steps + sum(each.llm_steps for each in spent),
+        "tool_calls": sum(len(row.tools) for row in rows) + sum(each.tool_calls for each in spent),
+    }
 
 
 def _moment(at_ns: int) -> datetime:
