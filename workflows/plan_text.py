@@ -8,7 +8,7 @@ from contracts.approval import JobWaits
 from contracts.plan import Plan, node_kind
 from contracts.plan_job import NodeProgress, NodeStatus, PlanProgress
 from workflows.plan_state import BodyState, NodePath, NodeState, PlanState, shown
-from workflows.text import one_line, pending_table
+from workflows.text import one_line, pending_list
 
 MAX_NAMED = 5
 """Nodes that the one line names."""
@@ -71,7 +71,7 @@ def details(plan: Plan, state: PlanState, found: PlanProgress, waits: JobWaits) 
     ]
     if len(found.nodes) > MAX_ROWS:
         lines.append(f"| … {len(found.nodes) - MAX_ROWS} more | | | |")
-    return "\n".join(lines) + "\n" + pending_table(waits)
+    return "\n".join(lines) + "\n" + pending_list(waits)
 
 
 def note(node: NodeProgress) -> str:

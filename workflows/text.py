@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.agent import AgentSpec
-from contracts.approval import JobWaits
+from contracts.approval import JobWaits, PendingApproval
 from contracts.job import AgentJobResult, StopReason
 from contracts.llm_step import OutputForm
 from contracts.message import ToolCall
@@ -98,23 +98,28 @@ def details(agent: AgentSpec, state: JobState, waits: JobWaits) -> str:
         f"| {state.tool_calls} of {limits.max_tool_calls} "
         f"| {usage.prompt_tokens}{lower_bound} | {usage.cached_tokens} "
         f"| {usage.completion_tokens} | {usage.wasted_tokens} |\n"
-        f"{pending_table(waits)}"
+        f"{pending_list(waits)}"
     )
 
 
-def pending_table(waits: JobWaits) -> str:
-    """Return the calls that wait for people, as a Markdown table; no text if there are none."""
+def pending_list(waits: JobWaits) -> str:
+    """Return the calls that wait for people, as a Markdown list; no text if there are none.
+
+    Not as a table: the Temporal UI has half a page for it, and a call's id is long.
+    """
     if not waits.pending:
         return ""
-    lines = ["", "| waits for approval | call id | asked | expires | approved by | may decide |"]
-    lines.append("|---|---|---|---|---|---|")
-    for each in waits.pending:
-        call = one_line(f"{each.tool}({each.arguments})").replace("|", "\\|").replace("`", "'")
-        lines.append(
-            f"| `{call}` | `{each.call_id}` | {each.asked_at:%Y-%m-%d %H:%M:%S} "
-            f"| {f'{each.expires_at:%Y-%m-%d %H:%M:%S}' if each.expires_at else ''} "
-            f"| {len(each.approved_by)} of {each.people}"
-            f"{''.join(f', {name}' for name in each.approved_by)} "
-            f"| {', '.join(each.by) or 'anyone'} |"
-        )
-    return "\n".join(lines) + "\n"
+    return "\n".join(["", "Waits for approval:", "", *map(_pending_line, waits.pending)]) + "\n"
+
+
+def _pending_line(each: PendingApproval) -> str:
+    call = one_line(f"{each.tool}({each.arguments})").replace("`", "'")
+    names = f" ({', '.join(each.approved_by)})" if each.approved_by else ""
+    parts = [
+        f"{len(each.approved_by)} of {each.people} approved{names}",
+        f"{', '.join(each.by) or 'anyone'} may decide",
+        f"asked {each.asked_at:%Y-%m-%d %H:%M:%S} UTC",
+        f"denied at {each.expires_at:%Y-%m-%d %H:%M:%S} UTC" if each.expires_at else "",
+        one_line(each.note).replace("`", "'"),
+    ]
+    return f"- `{call}`: {'; '.join(filter(None, parts))}; call `{each.call_id}`"

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from muster.stack.port import free_port
 from muster.stack.temporal import TemporalPart
 from tests.workflows.peer import Gate, Reply, Script, Tool, calls, refuses, returns, says
 from tests.workflows.stage import MODEL, Stage, agent, tool, within
+from tests.workflows.test_approval import decide, pending
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 VIEW = {"width": 1_280, "height": 900}
@@ -147,6 +149,33 @@ async def test_a_running_job_is_readable_line_by_line(viewer: Viewer) -> None:
     await viewer.tab("Search Attributes")
     await viewer.sees("MusterAgent", '"clerk"', "MusterTenant", '"acme"', '"running"')
     gate.opened.set()
+
+
+async def test_calls_that_wait_for_approval_are_readable_and_found(viewer: Viewer) -> None:
+    rule = {"people": 2, "by": ["ann", "bob", "cid"], "expires": timedelta(hours=4)}
+    spec = agent(tool("find_product"), tool("reserve", approval=rule))
+    job_id = await viewer.start(spec, LOOKS, RESERVES, says("Reserved."))
+    handle = viewer.stage.handles[-1]
+    [call] = await pending(handle)
+    await decide(handle, call.call_id, by="bob")
+    await viewer.open(f"/{job_id}")
+    await viewer.tab("User Metadata")
+    await viewer.sees_in_frame(
+        1,
+        "waiting for approval of reserve(",
+        f"muster approve {job_id}",
+        "reserve(product='apple-17', kilograms=2.5)",
+        "1 of 2 approved (bob); ann, bob, cid may decide; asked ",
+    )
+    await viewer.take_picture("job-approval")
+    await viewer.tab("Search Attributes")
+    await viewer.sees("MusterWaitingFor", "approval:person:ann")
+    await viewer.open('?query=MusterWaitingFor="approval:person:cid"')
+    await expect(viewer.page.get_by_role("link", name=job_id).first).to_be_visible(
+        timeout=LOAD_TIMEOUT_MS
+    )
+    await decide(handle, call.call_id, by="cid")
+    await within(handle.result())
 
 
 async def test_a_finished_job_is_found_by_agent_tenant_and_state(viewer: Viewer) -> None:

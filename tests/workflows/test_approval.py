@@ -93,7 +93,7 @@ async def test_call_is_made_only_after_it_is_approved(stage: Stage) -> None:
     assert (call.tool, call.arguments, call.people, call.by) == ("pay", "amount=5", 1, ())
     assert script.tool_calls == []
     told = await current_details(handle)
-    assert "| `pay(amount=5)` |" in told
+    assert "- `pay(amount=5)`: 0 of 1 approved; anyone may decide; asked " in told
     assert call.call_id in told
     assert f"muster approve {handle.id}" in (await progress(handle)).doing
     await decide(handle, call.call_id)
