@@ -28,22 +28,19 @@ from datetime import timedelta
 from typing import NoReturn
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
-    FailureError,
     is_cancelled_exception,
 )
 
 with workflow.unsafe.imports_passed_through():
     from contracts.agent import Sampling
-    from contracts.approval import Decision, JobWaits, PauseRequest
+    from contracts.approval import JobWaits
     from contracts.error import MusterError
     from contracts.job import (
         AgentJobResult,
         JobMessage,
-        JobProgress,
         JobStatus,
         OpenJobInput,
         OpenJobResult,
@@ -54,28 +51,17 @@ with workflow.unsafe.imports_passed_through():
     from contracts.message import Message, Role, ToolCall
     from contracts.name import (
         AGENT_WORKFLOW,
-        DECIDE_UPDATE,
         MESSAGE_UPDATE,
         OPEN_JOB,
-        PAUSE_UPDATE,
-        PROGRESS_QUERY,
-        RESUME_UPDATE,
-        SEARCH_STATE,
-        SEARCH_WAITING_FOR,
-        WAITS_QUERY,
     )
-    from workflows import decision, failure, limit, option, text, turn
+    from workflows import failure, limit, option, text, turn
     from workflows.calling import Caller
     from workflows.failure import LimitReachedError, OutOfTimeError
     from workflows.hold import Hold
+    from workflows.job import JobWorkflow, history_is_long
     from workflows.offer import held_back_by, offer
     from workflows.state import AgentRunInput, JobState
     from workflows.stepping import Stepper
-
-MAX_HISTORY_EVENTS = 10_000
-MAX_HISTORY_BYTES = 20_000_000
-"""A job rolls over here where the server does not suggest it earlier (4,096 events, 4 MB); it ends
-a workflow at five times the events and two and a half times the bytes."""
 
 _HINTS = "session-hint"
 """Patch: jobs of before it end without a hint."""
@@ -86,12 +72,9 @@ _ROLL_OVER = "roll-over"
 _LAST_ANSWER = "last-answer"
 """Patch: jobs of before it stop at a limit without a last answer, and keep no time back for it."""
 
-_WAITING_FOR = SearchAttributeKey.for_keyword_list(SEARCH_WAITING_FOR)
-_STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
-
 
 @workflow.defn(name=AGENT_WORKFLOW)
-class AgentWorkflow:
+class AgentWorkflow(JobWorkflow):
     """One job of one agent; the workflow id is the job id."""
 
     @workflow.init
@@ -101,7 +84,6 @@ class AgentWorkflow:
         self._job = job
         self._agent = job.agent.pinned(carried.pinned) if carried else job.agent
         self._is_new = carried is None
-        self._is_ending = False
         self._state = (
             carried.model_copy(update={"branch": branch})
             if carried
@@ -152,11 +134,6 @@ class AgentWorkflow:
             self._enter(JobStatus.STOPPED, f"stopped: {result.stop_reason} reached")
         return result
 
-    @workflow.query(name=PROGRESS_QUERY)
-    def progress(self) -> JobProgress:
-        """Return what the job is doing now."""
-        return decision.progress(workflow.info().workflow_id, self._state)
-
     @workflow.update(name=MESSAGE_UPDATE)
     def message(self, message: JobMessage) -> None:
         """Take a message for the next turn; one that is sent again is taken once."""
@@ -167,50 +144,6 @@ class AgentWorkflow:
         with failure.as_refusal():
             self._refuse_if_ending("it reads no message any more")
             limit.check_message(message, self._state)
-
-    @workflow.query(name=WAITS_QUERY)
-    def waits(self) -> JobWaits:
-        """Return what the job waits for that only people can give."""
-        return JobWaits() if self._is_ending else decision.waits(self._agent, self._state)
-
-    @workflow.update(name=DECIDE_UPDATE)
-    def decide(self, given: Decision) -> None:
-        """Take a person's decision on a call; one that is sent again is taken once."""
-        decision.take_decision(given, self._agent, self._state)
-        self._hold.tell()
-
-    @decide.validator
-    def _check_decide(self, given: Decision) -> None:
-        with failure.as_refusal():
-            self._refuse_if_ending("no call of it waits for a decision any more")
-            decision.check_decision(given, self._agent, self._state, workflow.now())
-
-    @workflow.update(name=PAUSE_UPDATE)
-    def pause(self, request: PauseRequest) -> None:
-        """Schedule nothing new from now on; what runs goes on to its end."""
-        decision.take_pause(request, self._state, workflow.now())
-        self._hold.tell()
-
-    @pause.validator
-    def _check_pause(self, request: PauseRequest) -> None:
-        with failure.as_refusal():
-            self._refuse_if_ending("it cannot be paused any more")
-            decision.check_pause(request, self._state)
-
-    @workflow.update(name=RESUME_UPDATE)
-    def resume(self, request: PauseRequest) -> None:
-        """Go on with a paused job."""
-        decision.take_resume(request, self._state)
-        self._hold.tell()
-
-    @resume.validator
-    def _check_resume(self, request: PauseRequest) -> None:
-        with failure.as_refusal():
-            decision.check_resume(request, self._state)
-
-    def _refuse_if_ending(self, what: str) -> None:
-        if self._is_ending or workflow.cancellation_reason() is not None:
-            raise failure.JobEndingError(f"the job is ending: {what}")
 
     async def _converse(self) -> AgentJobResult:
         """Take turns until an answer or a limit."""
@@ -331,13 +264,7 @@ class AgentWorkflow:
 
     def _is_rolling_over(self) -> bool:
         """Say whether nothing new may be scheduled in this run."""
-        info = workflow.info()
-        is_due = (
-            info.is_continue_as_new_suggested()
-            or info.get_current_history_length() >= MAX_HISTORY_EVENTS
-            or info.get_current_history_size() >= MAX_HISTORY_BYTES
-        )
-        return is_due and not self._is_ending and workflow.patched(_ROLL_OVER)
+        return history_is_long() and not self._is_ending and workflow.patched(_ROLL_OVER)
 
     async def _roll_over(self) -> NoReturn:
         """Continue as new; nothing runs now. What is stored already is not recorded again."""
@@ -364,36 +291,5 @@ class AgentWorkflow:
             raise OutOfTimeError
         return left
 
-    def _say(self, doing: str) -> None:
-        """Tell people what the job does now: the query and the current details of the UI."""
-        self._state.doing = doing
-        self._tell()
-
-    def _tell(self) -> None:
-        """Tell people how the job stands, and what it waits for that only they can give."""
-        state, is_ending = self._state, self._is_ending
-        waits = JobWaits() if is_ending else decision.waits(self._agent, state)
-        workflow.set_current_details(text.details(self._agent, state, waits))
-        found = [] if is_ending else decision.waiting_for(self._agent, state)
-        if found != state.waiting_for:
-            state.waiting_for = found
-            workflow.upsert_search_attributes([_WAITING_FOR.value_set(found)])
-
-    def _enter(self, status: JobStatus, doing: str) -> None:
-        """Enter a state that people search for."""
-        self._say(doing)
-        workflow.upsert_search_attributes([_STATE.value_set(status.value)])
-
-    def _end_badly(self, error: BaseException) -> NoReturn:
-        """End the job cancelled if that was asked for, else failed with `error`."""
-        if workflow.cancellation_reason() is not None:
-            self._enter(JobStatus.CANCELLED, "cancelled")
-            raise asyncio.CancelledError from error
-        if isinstance(error, asyncio.CancelledError):
-            raise error
-        message = error.message if isinstance(error, MusterError | FailureError) else str(error)
-        self._enter(JobStatus.FAILED, text.one_line(f"failed: {message}"))
-        refused = failure.refusal(error) if isinstance(error, MusterError) else error
-        if isinstance(refused, ApplicationError):
-            raise failure.with_spent(refused, self._state.spent()) from error
-        raise error
+    def _details(self, waits: JobWaits) -> str:
+        return text.details(self._agent, self._state, waits)

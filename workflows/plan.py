@@ -20,7 +20,6 @@ from typing import NoReturn
 
 from pydantic_core import to_json
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -30,12 +29,11 @@ from temporalio.exceptions import (
 
 with workflow.unsafe.imports_passed_through():
     from contracts.agent import PinnedTool, SubAgent, ToolRef
-    from contracts.approval import Decision, JobWaits, PauseRequest
+    from contracts.approval import JobWaits
     from contracts.error import BadInputError, LimitExceededError, MusterError
     from contracts.job import (
         AgentJobResult,
         JobMessage,
-        JobProgress,
         JobStatus,
         OpenJobInput,
         OpenJobResult,
@@ -43,24 +41,18 @@ with workflow.unsafe.imports_passed_through():
     )
     from contracts.limit import MAX_ASSISTANT_BYTES, MAX_START_BYTES
     from contracts.name import (
-        DECIDE_UPDATE,
         MESSAGE_UPDATE,
         OPEN_JOB,
-        PAUSE_UPDATE,
         PLAN_QUERY,
         PLAN_STATE_QUERY,
         PLAN_WORKFLOW,
-        PROGRESS_QUERY,
-        RESUME_UPDATE,
-        SEARCH_STATE,
-        SEARCH_WAITING_FOR,
-        WAITS_QUERY,
     )
     from contracts.plan_job import PlanProgress
-    from workflows import decision, failure, limit, option, plan_text, text
+    from workflows import failure, limit, option, plan_text, text
     from workflows.calling import cancel_and_wait
     from workflows.failure import LimitReachedError, OutOfTimeError
     from workflows.hold import Hold
+    from workflows.job import JobWorkflow, history_is_long
     from workflows.plan_agent import as_agent_job, tool_agent
     from workflows.plan_check import check_plan, check_plan_input, check_tools
     from workflows.plan_node import NodeRunner
@@ -70,17 +62,12 @@ with workflow.unsafe.imports_passed_through():
     from workflows.reference import shown as as_text
     from workflows.stepping import Stepper
 
-MAX_HISTORY_EVENTS = 10_000
-MAX_HISTORY_BYTES = 20_000_000
-"""A job rolls over here where the server does not suggest it earlier."""
-
-_WAITING_FOR = SearchAttributeKey.for_keyword_list(SEARCH_WAITING_FOR)
-_STATE = SearchAttributeKey.for_keyword(SEARCH_STATE)
-
 
 @workflow.defn(name=PLAN_WORKFLOW)
-class PlanWorkflow:
+class PlanWorkflow(JobWorkflow):
     """One job of one plan; the workflow id is the job id."""
+
+    _state: PlanState
 
     @workflow.init
     def __init__(self, job: PlanRunInput) -> None:
@@ -90,7 +77,6 @@ class PlanWorkflow:
         self._plan = job.plan
         self._as_agent_job = as_agent_job(job)
         self._agent = self._as_agent_job.agent
-        self._is_ending = False
         self._has_changed = False
         self._tasks: dict[NodePath, asyncio.Task[None]] = {}
         self._progress: Progress | None = None
@@ -133,11 +119,6 @@ class PlanWorkflow:
             self._enter(JobStatus.STOPPED, f"stopped: {result.stop_reason} reached")
         return result
 
-    @workflow.query(name=PROGRESS_QUERY)
-    def progress(self) -> JobProgress:
-        """Return what the job is doing now."""
-        return decision.progress(workflow.info().workflow_id, self._state)
-
     @workflow.query(name=PLAN_QUERY)
     def plan(self) -> PlanProgress:
         """Return how the plan's nodes stand."""
@@ -149,11 +130,6 @@ class PlanWorkflow:
         """Return what is done, for a job that takes it over."""
         return self._state.root
 
-    @workflow.query(name=WAITS_QUERY)
-    def waits(self) -> JobWaits:
-        """Return what the job waits for that only people can give."""
-        return JobWaits() if self._is_ending else decision.waits(self._agent, self._state)
-
     @workflow.update(name=MESSAGE_UPDATE)
     def message(self, message: JobMessage) -> None:
         """Take no message: there is nobody who could read it."""
@@ -162,47 +138,6 @@ class PlanWorkflow:
     def _check_message(self, message: JobMessage) -> None:
         with failure.as_refusal():
             raise BadInputError("a plan reads no messages", hint="its agents' jobs do")
-
-    @workflow.update(name=DECIDE_UPDATE)
-    def decide(self, given: Decision) -> None:
-        """Take a person's decision; one that is sent again is taken once."""
-        decision.take_decision(given, self._agent, self._state)
-        self._hold.tell()
-
-    @decide.validator
-    def _check_decide(self, given: Decision) -> None:
-        with failure.as_refusal():
-            self._refuse_if_ending("nothing of it waits for a decision any more")
-            decision.check_decision(given, self._agent, self._state, workflow.now())
-
-    @workflow.update(name=PAUSE_UPDATE)
-    def pause(self, request: PauseRequest) -> None:
-        """Begin nothing new from now on; what runs goes on to its end."""
-        decision.take_pause(request, self._state, workflow.now())
-        self._has_changed = True
-        self._hold.tell()
-
-    @pause.validator
-    def _check_pause(self, request: PauseRequest) -> None:
-        with failure.as_refusal():
-            self._refuse_if_ending("it cannot be paused any more")
-            decision.check_pause(request, self._state)
-
-    @workflow.update(name=RESUME_UPDATE)
-    def resume(self, request: PauseRequest) -> None:
-        """Go on with a paused job."""
-        decision.take_resume(request, self._state)
-        self._has_changed = True
-        self._hold.tell()
-
-    @resume.validator
-    def _check_resume(self, request: PauseRequest) -> None:
-        with failure.as_refusal():
-            decision.check_resume(request, self._state)
-
-    def _refuse_if_ending(self, what: str) -> None:
-        if self._is_ending or workflow.cancellation_reason() is not None:
-            raise failure.JobEndingError(f"the job is ending: {what}")
 
     async def _follow(self) -> AgentJobResult:
         """Run what is to be run and return the job's result."""
@@ -334,13 +269,7 @@ class PlanWorkflow:
 
     def _is_rolling_over(self) -> bool:
         """Say whether nothing new may be scheduled in this run."""
-        info = workflow.info()
-        is_due = (
-            info.is_continue_as_new_suggested()
-            or info.get_current_history_length() >= MAX_HISTORY_EVENTS
-            or info.get_current_history_size() >= MAX_HISTORY_BYTES
-        )
-        return is_due and not self._is_ending
+        return history_is_long() and not self._is_ending
 
     def _roll_over(self) -> NoReturn:
         """Continue as new; nothing runs now."""
@@ -362,37 +291,9 @@ class PlanWorkflow:
             raise OutOfTimeError
         return left
 
-    def _say(self, doing: str) -> None:
-        """Tell people what the job does now: the query and the current details of the UI."""
-        self._state.doing = doing
-        self._tell()
+    def _details(self, waits: JobWaits) -> str:
+        return plan_text.details(self._plan, self._state, self.plan(), waits)
 
-    def _tell(self) -> None:
-        """Tell people how the job stands, and what it waits for that only they can give."""
-        state = self._state
-        workflow.set_current_details(
-            plan_text.details(self._plan, state, self.plan(), self.waits())
-        )
-        found = [] if self._is_ending else decision.waiting_for(self._agent, state)
-        if found != state.waiting_for:
-            state.waiting_for = found
-            workflow.upsert_search_attributes([_WAITING_FOR.value_set(found)])
-
-    def _enter(self, status: JobStatus, doing: str) -> None:
-        """Enter a state that people search for."""
-        self._say(doing)
-        workflow.upsert_search_attributes([_STATE.value_set(status.value)])
-
-    def _end_badly(self, error: BaseException) -> NoReturn:
-        """End the job cancelled if that was asked for, else failed with `error`."""
-        if workflow.cancellation_reason() is not None:
-            self._enter(JobStatus.CANCELLED, "cancelled")
-            raise asyncio.CancelledError from error
-        if isinstance(error, asyncio.CancelledError):
-            raise error
-        message = error.message if isinstance(error, MusterError | FailureError) else str(error)
-        self._enter(JobStatus.FAILED, text.one_line(f"failed: {message}"))
-        refused = failure.refusal(error) if isinstance(error, MusterError) else error
-        if isinstance(refused, ApplicationError):
-            raise failure.with_spent(refused, self._state.spent()) from error
-        raise error
+    def _changed(self) -> None:
+        self._has_changed = True
+        self._hold.tell()

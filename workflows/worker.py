@@ -30,6 +30,7 @@ PASSTHROUGH = (
     "workflows.decision",
     "workflows.failure",
     "workflows.hold",
+    "workflows.job",
     "workflows.limit",
     "workflows.offer",
     "workflows.option",

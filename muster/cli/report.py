@@ -19,6 +19,9 @@ from muster.settings import Settings, load_settings
 if TYPE_CHECKING:  # SQLAlchemy takes long to load
     from muster.time_report import EngineTime
 
+EARLIEST = datetime(1970, 1, 2, tzinfo=UTC)
+"""No job can have ended before, in any time zone."""
+
 
 def report(
     job: Annotated[
@@ -87,12 +90,15 @@ def _duration(text: str) -> timedelta:
 
 def _moment(text: str) -> datetime:
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
+        moment = datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
+        moment = EARLIEST
+    if moment <= EARLIEST:
         raise BadInputError(
-            f"--since {text[:80]!r} is no moment",
+            f"--since {text[:80]!r} is no moment after {EARLIEST.year}",
             hint="write it as 2027-01-31, 2027-01-31T08:00 or 2027-01-31T08:00+01:00",
-        ) from None
+        )
+    return moment
 
 
 async def _job(settings: Settings, job_id: str, html: Path | None, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from activities import call_tool
 from contracts.agent import AgentSpec, OnFailure, RetryPolicy, ToolRef
 from contracts.tool import CallToolResult
 from muster.job import Jobs
@@ -19,6 +20,7 @@ from tests.acceptance.calling import asks, calling, says
 from tests.activities.conftest import BAD, GOOD, HttpServer, http_server
 from tests.activities.good_tool import Gate, gate_named
 from tests.workflows.stage import reset
+from workflows import option
 
 __all__ = ["http_server"]
 
@@ -198,6 +200,33 @@ async def test_a_tool_that_blocks_its_loop_holds_up_no_other_kind_of_call(
         assert (await handle.result()).answer == "Done."
         rows = await stage.ledger(handle.id)
     assert [row.outcome for row in rows] == ["finished", "finished"], "one attempt each"
+
+
+async def test_a_tool_that_blocks_holds_up_no_calls_heartbeats(
+    temporal_client: Client, database: Database, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that is silent for three seconds would be made again: each is made once."""
+    monkeypatch.setattr(option, "HEARTBEAT_TIMEOUT", timedelta(seconds=3))
+    monkeypatch.setattr(call_tool, "HEARTBEAT_INTERVAL_S", 0.2)
+    names = ("blocks", "wait")
+    asked = asks(*((name, {"gate": "slow"}) for name in names))
+    beats: dict[str, set[int]] = {}
+    async with (
+        calling(
+            temporal_client, database, lambda n, _: asked if n == 1 else says("Done.")
+        ) as stage,
+        asyncio.timeout(DEADLINE_S),
+    ):
+        handle = await stage.start(agent(*map(tool, names)))
+        while len(beats) < len(names) or min(map(len, beats.values())) < 3:
+            for call in (await handle.describe()).raw_description.pending_activities:
+                if call.HasField("last_heartbeat_time"):
+                    at_ns = call.last_heartbeat_time.ToNanoseconds()
+                    beats.setdefault(call.activity_id, set()).add(at_ns)
+        gate.go_on.set()
+        assert (await handle.result()).answer == "Done."
+        rows = await stage.ledger(handle.id)
+    assert [row.outcome for row in rows] == ["finished"] * 2, "one attempt each"
 
 
 async def test_a_result_of_four_megabytes_over_its_limit_is_one_clear_error(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 WITH_TEMPORAL = {
-    "agent", "approval", "calling", "failure", "hold", "option", "plan", "plan_node", "remote",
-    "stepping", "worker",
+    "agent", "approval", "calling", "failure", "hold", "job", "option", "plan", "plan_node",
+    "remote", "stepping", "worker",
 }  # fmt: skip
 """Modules of `workflows` that use Temporal's SDK."""
 
