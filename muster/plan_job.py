@@ -45,6 +45,14 @@ def _example(plan: Plan) -> str:
     return f"write it as {json.dumps(dict.fromkeys(keys, '…'), ensure_ascii=False)}"
 
 
+def next_try(job_id: str) -> str:
+    """Return the id of the job that takes a failed one over: `job-…-try2`, `job-…-try3`, …"""
+    first, mark, number = job_id.rpartition("-try")
+    if mark and number.isdecimal():
+        return f"{first}-try{int(number) + 1}"
+    return f"{job_id}-try2"
+
+
 class PlanJobs:
     """The jobs of plans in one Temporal namespace."""
 
@@ -62,14 +70,15 @@ class PlanJobs:
             return None
         return answer
 
-    async def retry(self, job_id: str, *, new_id: str) -> str:
+    async def retry(self, job_id: str) -> str:
         """Start a job that does what a failed one has not done; return its id.
 
-        Raises `BadInputError` for a job that is no plan's or has not failed, `UnavailableError`
-        if no agent worker tells what it has done.
+        That is the same each time, so a job is retried once. Raises `BadInputError` for a job that
+        is no plan's or has not failed, `UnavailableError` if no agent worker tells what it has
+        done.
         """
         described = await self._jobs.describe(job_id)
-        if described.status not in (JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPED):
+        if described.status in (JobStatus.RUNNING, JobStatus.COMPLETED):
             raise BadInputError(
                 f"job {job_id} is {described.status}: only what has not come to its end is retried",
                 hint=f"muster show {job_id}",
@@ -84,7 +93,9 @@ class PlanJobs:
         left = await self._left(job_id)
         reset_failed(left)
         fields = {key: getattr(job, key) for key in type(job).model_fields if key != "deadline"}
-        return await self._jobs.start_plan(PlanRunInput(**fields, retried=left), job_id=new_id)
+        return await self._jobs.start_plan(
+            PlanRunInput(**fields, retried=left), job_id=next_try(job_id)
+        )
 
     async def _left(self, job_id: str) -> BodyState:
         handle = self._client.get_workflow_handle(job_id)

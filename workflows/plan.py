@@ -204,6 +204,7 @@ class PlanWorkflow(JobWorkflow):
                 return
             if self._is_rolling_over() and not self._tasks:
                 self._roll_over()
+            assert self._tasks or self._state.paused, "nothing runs, and nothing is over"
             self._state.doing = plan_text.running_line(progress.running)
             self._hold.tell()
             if self._state.paused and not self._is_rolling_over():

@@ -174,10 +174,13 @@ class Progress:
         assert isinstance(items, list)
         live.lists[name] = items
         self.held_bytes += sum(len(to_json(each)) for each in found.results.values())
-        for place, inner in found.open.items():
-            fixed = {ITEM: items[place], INDEX: place}
-            self._resume((*live.path, name, place), live.body.bodies[name], inner, live, fixed)
         self._maps.append((*live.path, name))
+        for place, inner in list(found.open.items()):
+            fixed = {ITEM: items[place], INDEX: place}
+            path, body = (*live.path, name, place), live.body.bodies[name]
+            if self._resume(path, body, inner, live, fixed).left == 0:  # it could not give a value
+                return self._end_item(self._live[path], live)
+        return None
 
     def _settle(self) -> None:
         """Follow what has changed until nothing changes any more."""

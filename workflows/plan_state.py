@@ -105,6 +105,7 @@ def reset_failed(body: BodyState) -> None:
             node.status, node.error = NodeStatus.RUNNING, ""
         elif node.status is NodeStatus.FAILED:
             node.status, node.error, node.tries = NodeStatus.WAITING, "", 0
-            node.began_at, node.items = None, None
+            node.began_at, node.items, node.next_item = None, None, 0
+            node.results, node.open = {}, {}
         elif node.status is NodeStatus.RUNNING:
             node.began_at = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
 
@@ -31,6 +31,7 @@ from workflows.reference import (
     shown,
     types_of,
 )
+from workflows.schema import misfit
 
 TEXT: Schema = {"type": "string"}
 
@@ -53,6 +54,48 @@ def check_types(plan: Plan, graph: Body) -> None:
     given = _check_body(graph, place, {INPUT: plan.input})
     if plan.output is not None:
         _check_references(plan.output, place.at("output"), given)
+
+
+def check_arguments(plan: Plan, schemas: Mapping[str, Schema]) -> None:
+    """Raise PlanError where a node's arguments cannot be those of its tool, whose schema is known.
+
+    What is filled in later is held against the schema by the tool worker.
+    """
+    for place, name, node in all_places(plan):
+        if not isinstance(node, ToolNode) or node.tool not in schemas:
+            continue
+        schema, at = schemas[node.tool], place.node(name).at("arguments")
+        later: JsonValue = dict.fromkeys(node.arguments, ANYTHING)
+        if problem := misfit({**schema, "properties": _keys(schema)}, later, "it"):
+            raise at.error(problem.replace("its schema", f"{node.tool!r}"))
+        known = schema.get("properties")
+        for key, value in node.arguments.items():
+            part = known.get(key) if isinstance(known, dict) else None
+            if not isinstance(part, dict) or any(True for _ in references(value)):
+                continue
+            root = {**part, "$defs": schema.get("$defs", {})}
+            if problem := misfit(root, value, "it"):
+                raise at.at("arguments", key).error(problem)
+
+
+ANYTHING = "…"
+"""Stands for an argument of which nothing is known yet."""
+
+
+def _keys(schema: Schema) -> JsonValue:
+    known = schema.get("properties")
+    return {key: {} for key in known} if isinstance(known, dict) else {}
+
+
+def all_places(plan: Plan) -> Iterator[tuple[PlanPlace, str, Node]]:
+    """Yield the nodes of a plan and of its maps, each with the body it is in."""
+    bodies: list[tuple[PlanPlace, Mapping[str, Node]]] = [(PlanPlace(), plan.nodes)]
+    while bodies:
+        place, nodes = bodies.pop(0)
+        for name, node in nodes.items():
+            yield place, name, node
+            if isinstance(node, MapNode):
+                bodies.append((place.body(name), node.do))
 
 
 def _check_body(body: Body, place: PlanPlace, around: Schemas) -> Schemas:

@@ -11,7 +11,7 @@ from muster.cli.option import DataDir, JobArgument, Json
 from muster.cli.run import follow
 from muster.connection import connect
 from muster.job import Jobs
-from muster.job_id import check_job_id, new_job_id
+from muster.job_id import check_job_id
 from muster.plan_job import PlanJobs
 from muster.settings import Settings, load_settings
 
@@ -32,5 +32,5 @@ def retry(
 
 async def _retry(settings: Settings, job_id: str, *, detach: bool, as_json: bool) -> int:
     jobs = Jobs(await connect(settings))
-    new_id = await PlanJobs(jobs).retry(job_id, new_id=new_job_id())
+    new_id = await PlanJobs(jobs).retry(job_id)
     return await follow(settings, jobs, new_id, detach=detach, as_json=as_json)

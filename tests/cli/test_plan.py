@@ -9,6 +9,7 @@ import pytest
 from contracts.error import BadInputError
 from contracts.plan import LLMNode, MapNode, Plan
 from muster.plan_file import load_file, parse_plan
+from muster.plan_job import next_try
 from tests.cli.stage import CommandLine, Stage
 from tests.plan.acting import MAX_STEPS, echoes
 from tests.workflows.peer import Script, Tool, calls, raises, returns
@@ -86,6 +87,25 @@ def test_file_without_nodes_is_an_agents(muster: CommandLine) -> None:
     assert not isinstance(spec, Plan)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("{}", "trip.yaml:18: node 'each.find', `arguments`: it lacks 'what'"),
+        ("{what: x, size: 3}", "`arguments`: it has 'size', which 'find' does not know: it knows"),
+        ("{what: [x]}", "node 'each.find', `arguments.what`: it is not string but array"),
+    ],
+)
+def test_arguments_that_a_tool_does_not_take_are_told_before_it_runs(
+    muster: CommandLine, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
+) -> None:
+    monkeypatch.syspath_prepend(muster.directory)
+    path = muster.directory / "trip.yaml"
+    path.write_text(PLAN.replace('{what: "coat for ${item}"}', arguments))
+    with pytest.raises(BadInputError) as caught:
+        load_file(path, [])
+    assert message in caught.value.message
+
+
 async def test_plan_runs_from_its_file_and_is_shown(stage: Stage, muster: CommandLine) -> None:
     (muster.directory / "trip.yaml").write_text(PLAN)
     stage.peer.script = Script((echoes,) * MAX_STEPS, tools={"find": returns("one coat")})
@@ -142,11 +162,18 @@ async def test_failed_plan_is_retried_in_a_new_job(stage: Stage, muster: Command
     stage.peer.script = Script((echoes,) * MAX_STEPS, tools={"find": returns("one coat")})
     again = await muster.run("retry", job_id, "--json")
     assert again.status == 0, again
-    assert again.json["job_id"] != job_id
+    assert again.json["job_id"] == f"{job_id}-try2"
+    assert f"job {job_id}-try2 exists already" in await muster.refused("retry", job_id)
     assert again.json["answer"].startswith('{"end":"<[')
     assert "only what has not come to its end" in await muster.refused(
         "retry", again.json["job_id"]
     )
+
+
+def test_each_try_has_an_id_of_its_own() -> None:
+    assert next_try("job-a") == "job-a-try2"
+    assert next_try("job-a-try2") == "job-a-try3"
+    assert next_try("job-a-tryout") == "job-a-tryout-try2"
 
 
 async def test_job_of_an_agent_cannot_be_retried(stage: Stage, muster: CommandLine) -> None:

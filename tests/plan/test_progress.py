@@ -147,6 +147,33 @@ def test_failure_fails_the_plan_and_what_is_done_is_kept_for_another_try() -> No
     assert progress.filled(("end",), "${each}") == ["ZERO", "ONE", "TWO"]
 
 
+def test_map_that_failed_by_what_an_item_gives_fails_again_when_it_is_retried() -> None:
+    each = {
+        "map": [1, 2],
+        "do": {"one": {"tool": "t", "output": {}}},
+        "gives": "${one.x}",
+    }
+    progress, root = begin(of({"each": each}))
+    progress.finish(("each", 0, "one"), {"x": 1})
+    progress.finish(("each", 1, "one"), {"y": 1})
+    assert progress.failure == (("each",), "each[1]: ${one.x}: ${one} has no 'x'")
+    reset_failed(root)
+    progress, _ = begin(of({"each": each}), root)
+    assert progress.failure == (("each",), "each[1]: ${one.x}: ${one} has no 'x'")
+
+
+def test_map_whose_item_gave_too_much_begins_anew_when_it_is_retried() -> None:
+    each = {"map": [1, 2], "do": {"one": {"tool": "t"}}, "gives": ["${one}", "${one}"], "width": 1}
+    progress, root = begin(of({"each": each}))
+    progress.finish(("each", 0, "one"), "x" * 600_000)
+    assert progress.failure is not None
+    assert progress.failure[1].startswith("with its results, the plan's values have 1,200,0")
+    reset_failed(root)
+    progress, _ = begin(of({"each": each}), root)
+    assert list(progress.running) == [("each", 0, "one")]
+    assert progress.held_bytes == 0
+
+
 def test_failure_in_a_map_is_the_maps_to_deal_with() -> None:
     each = {"map": [1, 2], "do": {"one": {"tool": "t"}}, "fallback": "other"}
     nodes = {

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from pydantic_core import to_json
+
 from contracts.job import JobMessage
 from contracts.name import MESSAGE_UPDATE
+from tests.plan.acting import plan, start_plan, tells
 from tests.workflows.peer import Gate, Reply, Script, Tool, calls, raises, refuses, returns, says
 from tests.workflows.stage import JobHandle, Stage, agent, limits, tool
 from tests.workflows.test_sub_agent import ASK, helper
@@ -84,6 +87,31 @@ async def message(stage: Stage) -> JobHandle:
     return handle
 
 
+async def plan_of_all_nodes(stage: Stage) -> JobHandle:
+    """Each kind of node, a failure with its fallback, and more than one run holds here."""
+    finder = {"name": "finder", "description": "Finds.", "agent": agent(name="finder")}
+    nodes = {
+        "each": {
+            "map": ["a", "b", "c"],
+            "width": 2,
+            "do": {"find": {"tool": "search", "arguments": {"what": "${item}"}}},
+        },
+        "kind": {"llm": "Is ${each} much?", "choices": ["yes", "no"]},
+        "go": {"branch": "${kind}", "cases": [{"equals": "yes", "then": "ask"}]},
+        "ask": {"agent": "finder", "task": "Find ${each[0]}"},
+        "lost": {"tool": "read", "retries": 1, "fallback": "instead"},
+        "instead": {"llm": "Instead."},
+        "ok": {"approval": "Go on?", "expires": 0.1},
+        "end": {"join": ["ask", "lost", "ok"]},
+    }
+    found = Script((says("3 euros."),))
+    model = tells({f"Is {to_json(['3 left'] * 3).decode()} much?": '"yes"', "Instead.": "So."})
+    handle, _ = await start_plan(
+        stage, plan(nodes, agents=[finder]), model=model, tools=SHOP, sub_agents={"finder": found}
+    )
+    return handle
+
+
 KINDS: dict[str, Recording] = {
     each.__name__: each
     for each in (
@@ -93,5 +121,6 @@ KINDS: dict[str, Recording] = {
         failed_sub_agent,
         last_answer,
         message,
+        plan_of_all_nodes,
     )
 }

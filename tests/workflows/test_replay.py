@@ -12,7 +12,7 @@ from temporalio.workflow import NondeterminismError
 from contracts.job import StopReason
 from contracts.llm_step import LLMStepInput, LLMStepResult
 from contracts.message import Role
-from tests.workflows.changed import ChangedAgentWorkflow
+from tests.workflows.changed import CHANGED
 from tests.workflows.kind_of_job import DIRECTORY, KINDS, SEARCH, SHOP, SPEC, long_job
 from tests.workflows.peer import (
     STEP_USAGE,
@@ -161,7 +161,7 @@ async def test_saved_history_replays(path: Path) -> None:
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 async def test_changed_workflow_fails_replay(path: Path) -> None:
     with pytest.raises(NondeterminismError):
-        await replay(saved(path), [ChangedAgentWorkflow])
+        await replay(saved(path), CHANGED)
 
 
 @pytest.mark.parametrize("name", KINDS)
