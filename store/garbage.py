@@ -275,12 +275,12 @@ async def _mark(
         await connection.execute(statement, {"cutoff": cutoff})
     counts: dict[str, Garbage] = {}
     names: dict[str, list[str]] = {}
-    for table, count in _COUNTS.items():
+    for name, count in _COUNTS.items():
         rows, size = (await connection.execute(count, {"cutoff": cutoff})).one()
-        counts[table] = Garbage(int(rows), int(size))
+        counts[name] = Garbage(int(rows), int(size))
         if with_names:
-            found = await connection.execute(_DEAD[table], {"cutoff": cutoff})
-            names[table] = list(found.scalars())
+            found = await connection.execute(_DEAD[name], {"cutoff": cutoff})
+            names[name] = list(found.scalars())
     return _Marked(cutoff, counts, names)
 
 
