@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from muster.account import PARTS, Account, Split
 from muster.advice import BOUNDS
 from muster.cli.cohort import USES
-from muster.cli.report_view import engine_text, token_text
-from muster.cli.view import printable
+from muster.cli.report_view import engine_text, made_text, token_text
+from muster.cli.view import counted, printable
 from muster.duration import show_duration
 from muster.time_report import EngineTime, JobTimes, PeriodTimes
 
@@ -104,7 +104,7 @@ def period_page(times: PeriodTimes) -> str:
     facts |= {"tenant": times.tenant} if times.tenant else {}
     facts["ended"] = states or "none"
     return _render(
-        title=f"{account.jobs:,} {'job' if account.jobs == 1 else 'jobs'}",
+        title=counted(account.jobs, "job"),
         advice=times.advice.text,
         facts=facts,
         account=account,
@@ -145,6 +145,7 @@ def _render(*, account: Account, **values: object) -> str:
         whole_s=split.total_s,
         tools=account.tools[:MAX_ROWS],
         tools_left=max(0, len(account.tools) - MAX_ROWS),
+        made_text=made_text(account),
         token_text=token_text(account.tokens),
         engine_text=engine_text(account),
         **given,

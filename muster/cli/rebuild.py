@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rebuild(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Make the tables `jobs` and `turns` anew from the histories of all closed runs."""
+    """Make the tables `jobs`, `turns` and `calls` anew from the histories of all closed runs."""
     done = asyncio.run(_rebuild(load_settings(data_dir=data_dir)))
     if as_json:
         typer.echo(json.dumps(done.model_dump(), indent=2))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.account import PARTS, Account, Tokens, ToolTime
 from muster.cli.cohort import USES
-from muster.cli.view import printable
+from muster.cli.view import counted, printable
 from muster.duration import show_duration
 from muster.time_report import EngineTime, JobTimes, PeriodTimes
 
@@ -42,9 +42,8 @@ def period_times_view(times: PeriodTimes) -> RenderableType:
     if not times.account.jobs:
         head = Text(f"no job{whose} has ended since {since:%Y-%m-%d %H:%M:%S}")
         return Group(head, *_engine(times.engine))
-    noun = "job" if times.account.jobs == 1 else "jobs"
     head = Text.assemble(
-        (f"{times.account.jobs:,} {noun}", "bold"),
+        (counted(times.account.jobs, "job"), "bold"),
         f"{whose} ended since {since:%Y-%m-%d %H:%M:%S}: {states}",
     )
     parts = _body(times.advice.text, times.account)
@@ -66,6 +65,11 @@ def token_text(tokens: Tokens) -> str:
         f"{bound}{tokens.prompt:,} prompt tokens, {share_text(tokens.cached_share)} cached of "
         f"{share_text(tokens.attainable_share)} attainable; {tokens.completion:,} generated{wasted}"
     )
+
+
+def made_text(account: Account) -> str:
+    """Return what was made in that time."""
+    return f"{counted(account.llm_steps, 'LLM step')}, {counted(account.tool_calls, 'tool call')}"
 
 
 def engine_text(account: Account) -> str:
@@ -104,8 +108,7 @@ def _split_table(account: Account) -> Table:
             table.add_row(shown, f"{seconds:,.3f}", f"{share:.0%}", bar, what)
     table.add_section()
     jobs = "wall" if account.jobs == 1 else f"wall of {account.jobs:,} jobs"
-    steps = f"{account.llm_steps:,} LLM steps, {account.tool_calls:,} tool calls"
-    table.add_row(jobs, f"{account.wall_s:,.3f}", "", "", steps)
+    table.add_row(jobs, f"{account.wall_s:,.3f}", "", "", made_text(account))
     return table
 
 

@@ -190,7 +190,7 @@ def job_view(report: JobReport, link: str, people: Sequence[RenderableType] = ()
 
 def _unread(report: JobReport) -> str:
     number, ids = len(report.unread), ", ".join(map(printable, report.unread[:MAX_IDS]))
-    what = f"{_count(number, 'message')}: {ids}{', …' if number > MAX_IDS else ''}"
+    what = f"{counted(number, 'message')}: {ids}{', …' if number > MAX_IDS else ''}"
     if report.status is JobStatus.RUNNING:
         return f"not read yet: {what}"
     return f"the job ended before it read {what}"
@@ -201,8 +201,8 @@ def _totals(report: JobReport) -> Text:
     bound = "at least " if usage.lower_bound else ""
     wasted = f", {usage.wasted_tokens:,} wasted" if usage.wasted_tokens else ""
     return Text(
-        f"{_count(report.turns, 'turn')}, {_count(report.llm_steps, 'LLM step')}, "
-        f"{_count(report.tool_calls, 'tool call')}; {bound}{usage.prompt_tokens:,} prompt tokens "
+        f"{counted(report.turns, 'turn')}, {counted(report.llm_steps, 'LLM step')}, "
+        f"{counted(report.tool_calls, 'tool call')}; {bound}{usage.prompt_tokens:,} prompt tokens "
         f"({usage.cached_tokens:,} cached), {usage.completion_tokens:,} generated{wasted}",
         style="dim",
     )
@@ -311,5 +311,6 @@ def _preview(text: str) -> str:
     return line if whole else line[:PREVIEW_CHARS] + "…"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 turn`, `2,000 turns`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console, RenderableType
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import EventType
@@ -12,6 +13,7 @@ from contracts.job import AgentJobInput, AgentJobResult, StopReason
 from contracts.llm_step import LLMStepInput, StepTiming, Usage
 from contracts.message import ContextRef, Message, Role
 from contracts.name import LLM_STEP, SEARCH_WAITING_FOR
+from muster.advice import bound_shares
 from muster.time_report import JobTimes, job_times
 from tests.cli.past import EPOCH_NS, JOB_ID, Past, call_result, payloads, step_result
 from tests.cli.test_report import TIMING, report_at
@@ -120,3 +122,17 @@ def sub_agent_job() -> Past:
     past.events.append(event)
     past.answer("worn", 5.0)
     return past
+
+
+def check_times(times: JobTimes) -> None:
+    """Check what holds for every job: no negative part, and turns that sum to the whole."""
+    split = times.account.split
+    assert all(value >= 0 for value in split.model_dump().values())
+    beside_s = split.people_s + split.other_s
+    turns_s = sum(turn.split.total_s for turn in times.turns)
+    assert split.total_s == pytest.approx(turns_s + beside_s, rel=0.01)
+    if split.other_s > 0:
+        assert split.total_s == pytest.approx(times.account.wall_s, rel=0.01)
+    assert sum(bound_shares(split).values()) == pytest.approx(1.0 if split.total_s else 0.0)
+    tokens = times.account.tokens
+    assert tokens.cached <= tokens.attainable

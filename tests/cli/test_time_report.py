@@ -15,14 +15,23 @@ from contracts.llm_step import Divergence, StepTiming
 from contracts.name import SEARCH_WAITING_FOR
 from contracts.tool import ToolOutcome
 from muster.account import totals_of
-from muster.advice import Bound, advise, bound_shares
+from muster.advice import Bound, advise
 from muster.attainable import BLOCK_TOKENS
 from muster.cli.report_view import job_times_view
 from muster.projection import fold
 from muster.report import build_report
-from muster.time_report import JobTimes, job_times
+from muster.time_report import job_times
 from tests.cli.past import EPOCH_NS, JOB_ID, Past, call_result, payloads, step_result
-from tests.cli.past_job import follow_up, job_of, sub_agent_job, text_of, times_of, used, waits_for
+from tests.cli.past_job import (
+    check_times,
+    follow_up,
+    job_of,
+    sub_agent_job,
+    text_of,
+    times_of,
+    used,
+    waits_for,
+)
 from tests.cli.test_report import TIMING, check_sums, report_at, two_turns
 from tests.workflows.kind_of_job import DIRECTORY
 
@@ -138,20 +147,6 @@ def saved_runs(names: tuple[str, ...]) -> list[list[HistoryEvent]]:
     """Return the runs of a saved job."""
     read = [Parse((DIRECTORY / f"{name}.json").read_text(), History()) for name in names]
     return [list(history.events) for history in read]
-
-
-def check_times(times: JobTimes) -> None:
-    """Check what holds for every job: no negative part, and turns that sum to the whole."""
-    split = times.account.split
-    assert all(value >= 0 for value in split.model_dump().values())
-    beside_s = split.people_s + split.other_s
-    turns_s = sum(turn.split.total_s for turn in times.turns)
-    assert split.total_s == pytest.approx(turns_s + beside_s, rel=0.01)
-    if split.other_s > 0:
-        assert split.total_s == pytest.approx(times.account.wall_s, rel=0.01)
-    assert sum(bound_shares(split).values()) == pytest.approx(1.0 if split.total_s else 0.0)
-    tokens = times.account.tokens
-    assert tokens.cached <= tokens.attainable
 
 
 @pytest.mark.parametrize("name", RUNS)
