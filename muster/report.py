@@ -95,8 +95,7 @@ def build_report(
     assert first, "a job has at least one run"
     found += activities(run, pending)
     ending = job_ending(run)
-    last_ns = time_ns(run[-1])
-    end_ns = ending.at_ns or (max(int(now.timestamp() * 1e9), last_ns) if now else last_ns)
+    end_ns = ending.at_ns or _latest_ns(run[-1], now)
     rows = turn_rows(found, end_ns, over=ending.at_ns is not None, ledger=ledger)
     steps = [row.step for row in rows if row.step]
     spent = [tool.spent for row in rows for tool in row.tools if tool.spent]
@@ -140,6 +139,11 @@ def build_report(
         rows=tuple(rows),
         unread=result.unread if result else tuple(message.id for message in unread.messages),
     )
+
+
+def _latest_ns(last: HistoryEvent, now: datetime | None) -> int:
+    """Return the time of the last event, or now if that is later."""
+    return max(int(now.timestamp() * 1e9), time_ns(last)) if now else time_ns(last)
 
 
 def _moment(at_ns: int) -> datetime:
