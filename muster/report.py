@@ -104,8 +104,7 @@ def build_report(
     assert first, "a job has at least one run"
     found += activities(run, pending)
     ending = job_ending(run)
-    last_ns = time_ns(run[-1])
-    end_ns = ending.at_ns or (max(int(now.timestamp() * 1e9), last_ns) if now else last_ns)
+    end_ns = ending.at_ns or _latest_ns(run[-1], now)
     rows = turn_rows(found, end_ns, over=ending.at_ns is not None, ledger=ledger)
     steps = [row.step for row in rows if row.step]
     time = sum(
@@ -143,16 +142,24 @@ def build_report(
         rows=tuple(rows),
         unread=result.unread if result else tuple(message.id for message in unread.messages),
         decisions=decided.rows(
-            _pinned(started.agent, found) if isinstance(started, AgentJobInput) else None,
-            {call.id: call for step in steps for call in step.tool_calls},
+            _agent(started, found), {call.id: call for step in steps for call in step.tool_calls}
         ),
     )
 
 
-def _pinned(agent: AgentSpec, found: Iterable[Activity]) -> AgentSpec:
-    """Return the agent with the tools that its servers had when the job opened."""
+def _agent(
+    started: AgentJobInput | PlanJobStart | None, found: Iterable[Activity]
+) -> AgentSpec | None:
+    """Return a job's agent with the tools that its servers had when the job opened."""
+    if not isinstance(started, AgentJobInput):
+        return None
     opened = (parsed(OpenJobResult, each.result) for each in found if each.name == OPEN_JOB)
-    return agent.pinned(next((each.tools for each in opened if each), ()))
+    return started.agent.pinned(next((each.tools for each in opened if each), ()))
+
+
+def _latest_ns(last: HistoryEvent, now: datetime | None) -> int:
+    """Return the time of the last event, or now if that is later."""
+    return max(int(now.timestamp() * 1e9), time_ns(last)) if now else time_ns(last)
 
 
 def _counts(rows: Sequence[TurnRow], result: AgentJobResult | None) -> dict[str, Any]:

@@ -134,7 +134,7 @@ async def _period(
     from muster.cli.report_view import period_times_view
     from muster.report_page import period_page
     from muster.time_report import period_times
-    from muster.worker.tools import database_url
+    from muster.database_url import database_url
     from store.database import Database
     from store.summary import Which, read_summary
 

@@ -13,10 +13,18 @@ from contracts.job import AgentJobInput, AgentJobResult, StopReason
 from contracts.llm_step import LLMStepInput, StepTiming, Usage
 from contracts.message import ContextRef, Message, Role
 from contracts.name import LLM_STEP, SEARCH_WAITING_FOR
+from muster.account import Account
 from muster.advice import bound_shares
-from muster.time_report import JobTimes, job_times
+from muster.projection import fold
+from muster.time_report import JobTimes, PeriodTimes, job_times, period_times
+from store.database import Database
+from store.projection import ProjectedJob, put_projection
+from store.summary import Which, read_summary
 from tests.cli.past import EPOCH_NS, JOB_ID, Past, call_result, payloads, step_result
 from tests.cli.test_report import TIMING, report_at
+
+PRICE = 2.5
+"""Of a GPU hour."""
 
 
 def waits_for(past: Past, at_s: float, *values: str) -> None:
@@ -136,3 +144,26 @@ def check_times(times: JobTimes) -> None:
     assert sum(bound_shares(split).values()) == pytest.approx(1.0 if split.total_s else 0.0)
     tokens = times.account.tokens
     assert tokens.cached <= tokens.attainable
+
+
+async def sums_of(database: Database, which: Which) -> PeriodTimes:
+    """Return the report of the jobs in the database that are asked for."""
+    summary = await database.transact(lambda connection: read_summary(connection, which))
+    return period_times(summary, which, PRICE, None)
+
+
+async def put_rows(database: Database, job_id: str, runs: list[list[HistoryEvent]]) -> ProjectedJob:
+    """Write the rows of a job of these runs."""
+    job, turns, calls = fold(job_id, runs, {})
+    await database.transact(lambda connection: put_projection(connection, job, turns, calls))
+    return job
+
+
+def check_same(one: Account, other: Account) -> None:
+    """Check that two accounts are the same to the last digit that a sum keeps."""
+    mine, theirs = one.model_dump(), other.model_dump()
+    for part in ("split", "tokens", "cost"):
+        assert mine.pop(part) == pytest.approx(theirs.pop(part)), part
+    tools = zip(mine.pop("tools"), theirs.pop("tools"), strict=True)
+    assert all(tool == pytest.approx(same) for tool, same in tools)
+    assert mine == pytest.approx(theirs)

@@ -11,11 +11,11 @@ import pytest
 from contracts.approval import Decision, Verdict
 from contracts.error import BadInputError
 from contracts.job import JobStatus
-from muster.account import Account
 from muster.cli.report import period
 from muster.inbox import People
-from muster.time_report import PeriodTimes, job_times, period_times
-from store.summary import Which, read_summary
+from muster.time_report import PeriodTimes, job_times
+from store.summary import Which
+from tests.cli.past_job import PRICE, check_same, sums_of
 from tests.cli.past_stage import PastStage
 from tests.cli.stage import AGENT, DEADLINE_S, CommandLine, Done
 from tests.workflows.peer import calls, says
@@ -29,18 +29,7 @@ async def of_projections(past: PastStage, job_id: str) -> PeriodTimes:
     """Return the report of the one job from its projections."""
     now = datetime.now(UTC)
     which = Which(now - timedelta(days=1), now + timedelta(days=1), job_id=job_id)
-    summary = await past.database.transact(lambda connection: read_summary(connection, which))
-    return period_times(summary, which, 3.0, None)
-
-
-def check_same(one: Account, other: Account) -> None:
-    """Check that two accounts are the same to the last digit that a sum keeps."""
-    mine, theirs = one.model_dump(), other.model_dump()
-    for part in ("split", "tokens", "cost"):
-        assert mine.pop(part) == pytest.approx(theirs.pop(part)), part
-    tools = zip(mine.pop("tools"), theirs.pop("tools"), strict=True)
-    assert all(tool == pytest.approx(same) for tool, same in tools)
-    assert mine == pytest.approx(theirs)
+    return await sums_of(past.database, which)
 
 
 async def approved_job(past: PastStage) -> str:
@@ -62,7 +51,7 @@ async def test_report_of_history_is_that_of_the_projections(past: PastStage) -> 
     for job_id in (answered, approved):
         await past.archived(job_id)
         report = await past.jobs.report(job_id)
-        of_history = job_times(report, 3.0)
+        of_history = job_times(report, PRICE)
         times = await of_projections(past, job_id)
         check_same(of_history.account, times.account)
         assert times.advice == of_history.advice

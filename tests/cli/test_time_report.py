@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from google.protobuf.json_format import Parse
@@ -14,19 +15,23 @@ from temporalio.api.history.v1 import History, HistoryEvent
 from contracts.llm_step import Divergence, StepTiming
 from contracts.name import SEARCH_WAITING_FOR
 from contracts.tool import ToolOutcome
-from muster.account import totals_of
 from muster.advice import Bound, advise
 from muster.attainable import BLOCK_TOKENS
 from muster.cli.report_view import job_times_view
-from muster.projection import fold
 from muster.report import build_report
 from muster.time_report import job_times
+from store.database import Database
+from store.summary import Which
 from tests.cli.past import EPOCH_NS, JOB_ID, Past, call_result, payloads, step_result
 from tests.cli.past_job import (
+    PRICE,
+    check_same,
     check_times,
     follow_up,
     job_of,
+    put_rows,
     sub_agent_job,
+    sums_of,
     text_of,
     times_of,
     used,
@@ -44,6 +49,8 @@ RUNS = {
     },
 }
 """The saved jobs, each with its runs."""
+
+EVER = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
 
 
 def test_wait_for_people_is_what_no_activity_of_the_job_overlaps() -> None:
@@ -169,24 +176,41 @@ def histories() -> Iterator[tuple[str, list[list[HistoryEvent]]]]:
         yield name, [past.events]
 
 
-@pytest.mark.parametrize(("name", "runs"), list(histories()), ids=lambda value: str(value)[:30])
-def test_rows_of_the_projections_hold_what_the_report_of_history_says(
-    name: str, runs: list[list[HistoryEvent]]
+async def test_report_of_history_is_that_of_the_projections_for_every_kind_of_job(
+    database: Database,
 ) -> None:
-    report = build_report(JOB_ID, runs)
-    job, turns, calls = fold(JOB_ID, runs, {})
-    totals = totals_of(report)
-    for part in ("orchestration_s", "ready_wait_s", "backlog_s", "decode_s", "tool_s"):
-        assert sum(getattr(turn, part) for turn in turns) == pytest.approx(getattr(totals, part))
-    assert (job.wall_s, job.people_s, job.other_s) == (
-        report.wall_s,
-        report.people_s,
-        report.other_s,
-    )
-    own = sum(turn.prompt_tokens for turn in turns) - sum(call.prompt_tokens for call in calls)
-    assert own == totals.prompt_tokens
-    assert sum(turn.attainable_tokens for turn in turns) == totals.attainable_tokens
-    assert [call.number for call in calls] == list(range(1, len(calls) + 1))
+    for number, (name, runs) in enumerate(histories()):
+        job_id = f"job-{number}"
+        await put_rows(database, job_id, runs)
+        of_history = job_times(build_report(job_id, runs), PRICE)
+        times = await sums_of(database, Which(*EVER, job_id=job_id))
+        check_same(times.account, of_history.account)
+        assert times.advice == of_history.advice, name
+    account = (await sums_of(database, Which(*EVER))).account
+    each = [job_times(build_report(JOB_ID, runs), PRICE).account for _, runs in histories()]
+    assert account.jobs == len(each)
+    assert account.wall_s == pytest.approx(sum(one.wall_s for one in each))
+    assert account.tokens.prompt == sum(one.tokens.prompt for one in each)
+    assert account.tool_calls == sum(one.tool_calls for one in each)
+
+
+async def test_period_has_the_jobs_that_ended_in_it_of_the_agent_and_tenant(
+    database: Database,
+) -> None:
+    job = await put_rows(database, JOB_ID, [two_turns().events])
+    assert job.closed_at
+    soon = timedelta(seconds=1)
+    before, after = job.closed_at - soon, job.closed_at + soon
+    for which, number in (
+        (Which(job.closed_at, after), 1),
+        (Which(before, job.closed_at), 0),
+        (Which(after, after + soon), 0),
+        (Which(before, after, agent="weather", tenant="default"), 1),
+        (Which(before, after, agent="other"), 0),
+        (Which(before, after, tenant="other"), 0),
+    ):
+        account = (await sums_of(database, which)).account
+        assert (account.jobs, account.tool_calls, account.llm_steps) == (number, number, 2 * number)
 
 
 @settings(deadline=None, max_examples=50)
