@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from pydantic import JsonValue
 
@@ -108,7 +109,7 @@ def _check_body(body: Body, place: PlanPlace, around: Schemas) -> Schemas:
             _check_references(value, at.at(key), known)
         if isinstance(node, BranchNode):
             _check_cases(node, at, _schema_of(node.branch, known))
-        own[name] = (
+        own[name] = bounded(
             _map_schema(body.bodies[name], node, at, known)
             if isinstance(node, MapNode)
             else _given_by(node, own)
@@ -118,7 +119,7 @@ def _check_body(body: Body, place: PlanPlace, around: Schemas) -> Schemas:
         for each in body.nodes:
             chain = body.chain(each)
             if name in chain[1:] and all(other in own for other in chain):
-                known[each] = {"anyOf": [dict(own[other]) for other in chain]}
+                known[each] = bounded({"anyOf": [dict(own[other]) for other in chain]})
     return known
 
 
@@ -131,6 +132,23 @@ def _check_references(value: JsonValue, at: PlanPlace, known: Schemas) -> None:
             if types_of(known[reference.name]) == {"string"}:
                 hint = f"{reference.name!r} gives text; with an `output` schema it gives JSON"
             raise at.at(*at.place, *path).error(error.message, hint=hint) from None
+
+
+MAX_SCHEMA_PARTS = 2_000
+"""Parts of a node's schema that are looked at: joins of joins double them at each step."""
+
+
+def bounded(schema: Schema) -> Schema:
+    """Return a schema, or one that says nothing if it has too many parts."""
+    left, parts = MAX_SCHEMA_PARTS, [cast(JsonValue, schema)]
+    while parts and left > 0:
+        part = parts.pop()
+        left -= 1
+        if isinstance(part, dict):
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    return schema if left > 0 else ANY
 
 
 def _given_by(node: Node, own: Schemas) -> Schema:

@@ -360,6 +360,16 @@ def test_plan_that_is_too_large_is_refused() -> None:
         check_plan(plan(many))
 
 
+def test_joins_of_joins_are_checked_without_doubling_at_each_step() -> None:
+    nodes: dict[str, Any] = {"a0": llm("x", output=ANSWER), "b0": llm("x")}
+    for number in range(1, 60):
+        both = [f"a{number - 1}", f"b{number - 1}"]
+        nodes[f"a{number}"] = {"join": both, "first": True}
+        nodes[f"b{number}"] = {"join": both, "first": number % 2 == 0}
+    nodes["end"] = llm("${a59.sky} ${b59}")
+    check_plan(plan(nodes))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -19,7 +19,7 @@ from workflows.plan_state import BodyState, reset_failed
 
 SEEDS = st.integers(0, 2**32)
 SIZES = st.integers(1, 200)
-slow = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @slow
