@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from activities.kind.activity import ActivityTools
 from activities.kind.function import FunctionTools
-from activities.kind.mcp import McpTools
 from activities.kind.openapi import OpenApiTools
 from activities.kind.sql import SqlTools
 from activities.secret import Secrets
+from activities.thread import start_thread
 from activities.tool import LoadedTool, ServedTool, ToolKind
 from contracts.agent import ToolRef
 from contracts.error import BadInputError
+
+if TYPE_CHECKING:
+    from activities.kind.mcp import McpTools
 
 
 class Toolbox:
@@ -24,7 +27,7 @@ class Toolbox:
 
     def __init__(self) -> None:
         self.secrets = Secrets()
-        self._servers = McpTools(self.secrets)
+        self._servers: McpTools | None = None
         self._kinds: dict[str, ToolKind] = {
             "function": FunctionTools(),
             "openapi": OpenApiTools(self.secrets),
@@ -40,22 +43,23 @@ class Toolbox:
         """Close every kind."""
         for kind in self._kinds.values():
             await kind.close()
-        await self._servers.close()
+        if self._servers is not None:
+            await self._servers.close()
 
     async def describe(self, ref: ToolRef, tenant: str) -> Sequence[ServedTool]:
         """Return what the model is told of a tool, or of the tools of a server, as a tenant has it.
 
         Raises MusterError.
         """
-        return await self._kind(ref, tenant).describe(ref)
+        return await (await self._kind(ref, tenant)).describe(ref)
 
     async def load(self, ref: ToolRef, tenant: str) -> LoadedTool:
         """Return a tool ready to be called for a tenant; raises MusterError."""
-        return await self._kind(ref, tenant).load(ref)
+        return await (await self._kind(ref, tenant)).load(ref)
 
-    def _kind(self, ref: ToolRef, tenant: str) -> ToolKind:
+    async def _kind(self, ref: ToolRef, tenant: str) -> ToolKind:
         if ref.mcp:
-            return self._servers.of(tenant)
+            return (await self._mcp()).of(tenant)
         kind = self._kinds.get(ref.kind)
         if kind is None:
             raise BadInputError(
@@ -63,3 +67,19 @@ class Toolbox:
                 hint=f"the kinds are {', '.join((*self._kinds, 'mcp'))}",
             )
         return kind
+
+    async def _mcp(self) -> McpTools:
+        """Return the tools of MCP servers, imported when they are first asked for."""
+        if self._servers is None:
+            imported = await start_thread(_import_mcp, "import mcp")
+            if imported.error is not None:
+                raise imported.error
+            self._servers = self._servers or imported.value(self.secrets)
+        return self._servers
+
+
+def _import_mcp() -> type[McpTools]:
+    # It takes a second and 40 MB, which a worker without such tools does not need.
+    from activities.kind.mcp import McpTools  # noqa: PLC0415
+
+    return McpTools
