@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Lock
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -28,6 +29,7 @@ class Toolbox:
     def __init__(self) -> None:
         self.secrets = Secrets()
         self._servers: McpTools | None = None
+        self._importing = Lock()
         self._kinds: dict[str, ToolKind] = {
             "function": FunctionTools(),
             "openapi": OpenApiTools(self.secrets),
@@ -70,16 +72,17 @@ class Toolbox:
 
     async def _mcp(self) -> McpTools:
         """Return the tools of MCP servers, imported when they are first asked for."""
-        if self._servers is None:
-            imported = await start_thread(_import_mcp, "import mcp")
-            if imported.error is not None:
-                raise imported.error
-            self._servers = self._servers or imported.value(self.secrets)
-        return self._servers
+        async with self._importing:
+            if self._servers is None:
+                imported = await start_thread(_import_mcp, "import mcp")
+                if imported.error is not None:
+                    raise imported.error
+                self._servers = imported.value(self.secrets)
+            return self._servers
 
 
 def _import_mcp() -> type[McpTools]:
     # It takes a second and 40 MB, which a worker without such tools does not need.
-    from activities.kind.mcp import McpTools  # noqa: PLC0415
+    from activities.kind.mcp import McpTools
 
     return McpTools

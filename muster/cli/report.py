@@ -132,9 +132,9 @@ async def _period(
     as_json: bool,
 ) -> None:
     from muster.cli.report_view import period_times_view
+    from muster.database_url import database_url
     from muster.report_page import period_page
     from muster.time_report import period_times
-    from muster.database_url import database_url
     from store.database import Database
     from store.summary import Which, read_summary
 
