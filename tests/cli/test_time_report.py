@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -41,12 +42,9 @@ from tests.cli.test_report import TIMING, check_sums, report_at, two_turns
 from tests.workflows.kind_of_job import DIRECTORY
 
 RUNS = {
-    "rolled_over": ("rolled_over", "rolled_over_2", "rolled_over_3"),
-    **{
-        path.stem: (path.stem,)
-        for path in sorted(DIRECTORY.glob("*.json"))
-        if not path.stem.startswith("rolled_over")
-    },
+    first: tuple(sorted(name for name in names if re.sub(r"_\d+$", "", name) == first))
+    for names in [{path.stem for path in DIRECTORY.glob("*.json")}]
+    for first in sorted(name for name in names if not re.search(r"_\d+$", name))
 }
 """The saved jobs, each with its runs."""
 
