@@ -71,7 +71,9 @@ def make_plans(cell: Cell, seed: int, model: EngineModel | None = None) -> list[
 
 @lru_cache(maxsize=64)
 def _plans(cell: Cell, seed: int, model: EngineModel) -> tuple[SessionPlan, ...]:
-    rng = random.Random(f"{cell.tool}/{cell.context}/{cell.pressure}/{cell.never}/{seed}")
+    # Cells that are equal have the same sessions, whether their pressure is 4 or 4.0.
+    pressure = float(cell.pressure)
+    rng = random.Random(f"{cell.tool}/{cell.context}/{pressure}/{cell.never}/{seed}")
     shared = round(SHARED * CONTEXTS[cell.context][0])
     wanted = cell.pressure * CACHE_BLOCKS - shared // model.block_size
     plans: list[SessionPlan] = []

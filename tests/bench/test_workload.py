@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.workload import CACHE_BLOCKS, CONTEXTS, OUTPUT_TOKENS, Cell, make_plans
+from bench.workload import CACHE_BLOCKS, CONTEXTS, OUTPUT_TOKENS, Cell, _plans, make_plans
 from bench.world.engine import EngineModel
 
 
@@ -51,3 +51,10 @@ def test_poisson_arrivals_bring_the_same_sessions_later() -> None:
 def test_same_seed_gives_the_same_sessions() -> None:
     cell = Cell(tool="mixed", context="mixed")
     assert make_plans(cell, 1) == make_plans(cell, 1) != make_plans(cell, 2)
+
+
+def test_equal_cells_have_the_same_sessions() -> None:
+    whole, broken = Cell(context="0.5k", pressure=3), Cell(context="0.5k", pressure=3.0)
+    assert whole == broken
+    first = _plans.__wrapped__(whole, 1, EngineModel())
+    assert first == _plans.__wrapped__(broken, 1, EngineModel())

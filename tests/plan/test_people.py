@@ -43,7 +43,7 @@ async def test_question_waits_for_who_may_answer_it(stage: Stage) -> None:
     assert (await progress(handle)).doing == (
         f"waiting for approval of ok(question='Send it?'): muster approve {handle.id}"
     )
-    assert "| `ok(question='Send it?')` |" in await current_details(handle)
+    assert "- `ok(question='Send it?')`: 0 of 1 approved" in await current_details(handle)
     assert "'eve' may not decide" in await refused(handle, asked.call_id, by="eve")
     await decide(handle, asked.call_id, by="bob", decision_id="d1")
     result = await within(handle.result())
